@@ -1,0 +1,74 @@
+"""The event: one timed thing on one rank. The schema that every reader and writer of a run shares."""
+
+from enum import IntEnum, IntFlag
+from typing import NamedTuple
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+
+class Op(IntEnum):
+    """What an event timed. The numbers are on disk: never reuse one."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    BACKWARD_INPUT = 2
+    BACKWARD_WEIGHT = 3
+    RECV = 4  # the blocked wait for a tensor; peer is the stage it comes from
+    SEND = 5  # handing a tensor to the transport; peer is the stage it goes to
+    REDUCE = 6  # collectives: gradients, norms, losses
+    OPTIMIZER = 7
+    DATA = 8
+    CHECKPOINT = 9
+    EVAL = 10
+    STEP = 11  # the whole step of this rank, wall time
+    CLOCK = 12  # start_ns: local time; end_ns: offset_ns to rank 0; bytes: uncertainty_ns
+    LAYER_FORWARD = 13  # one layer on a sampled micro-batch; peer is the layer's index
+    LAYER_BACKWARD = 14
+    SCHEDULE = 15  # from the first to the last action of the step; what no op covers inside it is host time
+    RECV_POST = 16  # an instant: the receive buffer was handed to the transport
+    SEND_WAIT = 17  # the blocked wait until a send has left
+    PROBE = 18  # idle-link probe before step 0; bytes over (end - start), peer as in SEND; micro_batch -1
+
+
+COMPUTE_OPS = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+
+
+class Flag(IntFlag):
+    """Marks on an event."""
+
+    NONE = 0
+    SAMPLED = 1  # layers were timed inside this op, so it ran a little slower than its neighbours
+    FIRST_USE = 2  # the first step of an attempt or of a new shape: allocations and caches fill
+
+
+class Event(NamedTuple):
+    """One row. Times are the rank's monotonic clock in nanoseconds (``time.monotonic_ns``)."""
+
+    step: int
+    stage: int
+    micro_batch: int
+    op: int
+    peer: int
+    start_ns: int
+    end_ns: int
+    bytes: int
+    memory_bytes: int
+    flags: int
+
+
+EVENT_SCHEMA = pa.schema(
+    [
+        ("step", pa.int32()),
+        ("stage", pa.int16()),  # -1 where no stage is meant
+        ("micro_batch", pa.int16()),  # -1: none
+        ("op", pa.uint8()),
+        ("peer", pa.int16()),  # -1: none
+        ("start_ns", pa.int64()),
+        ("end_ns", pa.int64()),
+        ("bytes", pa.int64()),
+        ("memory_bytes", pa.int64()),  # 0: not measured
+        ("flags", pa.uint8()),
+    ]
+)
