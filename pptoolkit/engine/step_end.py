@@ -1,0 +1,67 @@
+"""What all ranks agree on at the end of a step, in one collective: the loss, who must stop, how much was computed."""
+
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True, slots=True)
+class StepAgreement:
+    """The same on every rank."""
+
+    loss: float
+    gradient_norm: float
+    stop: bool
+    compute_s: float  # summed over the ranks
+
+
+def agree(*, loss: float, squared_norm: float, stop: bool, compute_s: float) -> StepAgreement:
+    """Sum each rank's share over all ranks; blocks until all have come.
+
+    Args:
+        loss: The batch's mean loss on the last stage's rank, 0 elsewhere.
+        squared_norm: Sum of squares of this rank's gradients; 0 where it is not asked for.
+        stop: This rank was asked to stop after the step.
+        compute_s: Time this rank computed in the step.
+    """
+    # On the host and in float64: small, exact, and no device has to wait for it.
+    shares = torch.tensor([loss, squared_norm, float(stop), compute_s], dtype=torch.float64)
+    if dist.get_world_size() > 1:
+        dist.all_reduce(shares)
+    total_loss, total_norm, total_stop, total_compute = shares.tolist()
+    return StepAgreement(total_loss, total_norm**0.5 if total_norm == total_norm else total_norm, total_stop > 0, total_compute)
+
+
+class StopRequest:
+    """Turns Ctrl-C into "stop after this step", so that no rank leaves the others in the middle of one.
+
+    A second Ctrl-C, more than two seconds after the first, interrupts at once.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._asked_at = 0.0
+        self._before: Any = None
+
+    def __enter__(self) -> "StopRequest":
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _ask(self, _number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        # One Ctrl-C can arrive twice: from the terminal and from the launcher.
+        if self.asked and now - self._asked_at > 2.0:
+            raise KeyboardInterrupt
+        if not self.asked:
+            self.asked, self._asked_at = True, now

@@ -1,0 +1,65 @@
+"""Everything of torch that is not public and that we stand on, in one place.
+
+Tried on torch 2.13.0. ``check()`` says in one sentence what a newer torch has moved.
+"""
+
+from typing import Any
+
+import torch
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import schedules as _schedules
+from torch.distributed.pipelining.schedules import _Action as TorchAction
+from torch.distributed.pipelining.schedules import _ComputationType as ComputationType
+from torch.distributed.pipelining.schedules import _PipelineContext as PipelineContext
+from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime as ScheduleRuntime
+
+TRIED_ON = ("2.13.0",)
+
+# What our subclasses override or set, and the runtime must still read.
+_RUNTIME_NAMES = (
+    "_initialize_stages",
+    "_prepare_schedule_with_comms",
+    "_step_microbatches",
+    "_compute_loss",
+    "register_custom_function",
+)
+_STAGE_NAMES = (
+    "forward_one_chunk",
+    "backward_one_chunk",
+    "backward_weight_one_chunk",
+    "_retrieve_recv_activations",
+    "_retrieve_recv_grads",
+    "clear_runtime_states",
+)
+
+__all__ = [
+    "TRIED_ON",
+    "ComputationType",
+    "PipelineContext",
+    "PipelineStage",
+    "ScheduleRuntime",
+    "TorchAction",
+    "check",
+    "fake_mode",
+    "quiet_runtime_log",
+]
+
+
+def check() -> list[str]:
+    """Return a sentence for each private name that this torch no longer has; an empty list means that all is well."""
+    version = torch.__version__
+    missing = [f"_PipelineScheduleRuntime.{name}" for name in _RUNTIME_NAMES if not hasattr(ScheduleRuntime, name)]
+    missing += [f"PipelineStage.{name}" for name in _STAGE_NAMES if not hasattr(PipelineStage, name)]
+    return [f"torch {version} has no {name}; pptoolkit was tried on torch {', '.join(TRIED_ON)}: install that version" for name in missing]
+
+
+def fake_mode() -> Any:
+    """Return a mode in which layers run on shapes alone: nothing is computed, drawn or written."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def quiet_runtime_log() -> None:
+    """Keep the runtime from printing its whole schedule when an action fails; our own error names the place."""
+    _schedules.logger.setLevel("CRITICAL")

@@ -1,0 +1,167 @@
+"""What the ranks of a test run. Every rank calls the same function; rank-dependent results are plain data."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pptoolkit.engine.layers import Layer
+from pptoolkit.engine.pipeline import Pipeline
+from pptoolkit.models import mlp_layers, squared_error
+from pptoolkit.plan import Plan, equal_layer_cuts
+from pptoolkit.telemetry import Recorder
+
+WIDTH = 6
+
+
+def batch(step: int, samples: int, width: int = WIDTH) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same numbers on every rank and in the reference."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    x, y = torch.randn(2, samples, width, generator=generator, dtype=torch.float64)
+    return x, y
+
+
+def make_pipeline(layers: list[Layer], *, schedule: str, micro_batches: int, cuts: tuple[int, ...] | None = None, seed: int = 7) -> Pipeline:
+    plan = Plan(
+        cuts=equal_layer_cuts(len(layers), dist.get_world_size()) if cuts is None else cuts, schedule=schedule, micro_batches=micro_batches
+    )
+    return Pipeline(
+        layers,
+        plan,
+        loss=squared_error,
+        seed=seed,
+        recorder=Recorder(),
+        device=torch.device("cpu"),
+        resident_bytes=lambda: 0,
+    )
+
+
+def train(
+    *,
+    schedule: str,
+    micro_batches: int,
+    samples: int = 8,
+    steps: int = 4,
+    depth: int = 8,
+    dropout: float = 0.0,
+    cuts: tuple[int, ...] | None = None,
+    sampled: bool = False,
+    seed: int = 7,
+) -> dict[str, Any]:
+    """Train a small MLP with Adam; return all losses, the last gradients and the final parameters of this rank's layers."""
+    pipeline = make_pipeline(mlp_layers(WIDTH, depth, dropout=dropout), schedule=schedule, micro_batches=micro_batches, cuts=cuts, seed=seed)
+    initial = {name: t.detach().tolist() for name, t in pipeline.named_state().items()}
+    optimizer = torch.optim.Adam(pipeline.parameters(), lr=0.01)
+    losses, gradients = [], {}
+    for step in range(steps):
+        optimizer.zero_grad()
+        share = pipeline.train_step(*batch(step, samples), step=step, sampled=step % micro_batches if sampled else -1)
+        losses.append(_sum(share))
+        gradients = {name: t.grad.tolist() for name, t in pipeline.named_state().items() if t.grad is not None}
+        optimizer.step()
+    return {
+        "losses": losses,
+        "gradients": gradients,
+        "initial": initial,
+        "parameters": {name: t.detach().tolist() for name, t in pipeline.named_state().items()},
+    }
+
+
+def evaluate_between(*, with_evaluation: bool) -> dict[str, Any]:
+    """Train with batch norm and dropout, evaluating between the steps or not; return losses, evaluations and the random state."""
+    layers = [Layer(f"l{i}", _Noisy, WIDTH) for i in range(4)]
+    pipeline = make_pipeline(layers, schedule="1f1b", micro_batches=2)
+    torch.manual_seed(5)
+    optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.05)
+    losses, evaluations = [], []
+    for step in range(3):
+        if with_evaluation:
+            evaluations.append(_sum(pipeline.evaluate(*batch(50 + step, 6), step=step)))
+        losses.append(_sum(pipeline.train_step(*batch(step, 8), step=step)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return {
+        "losses": losses,
+        "evaluations": evaluations,
+        "state": {name: t.detach().tolist() for name, t in pipeline.named_state().items()},
+        "random": torch.rand(1).item(),
+    }
+
+
+def buffers_lent(*, micro_batches: int) -> int:
+    """Return the bytes of receive buffers after a step of ``micro_batches`` micro-batches of two samples."""
+    pipeline = make_pipeline(mlp_layers(WIDTH, 8), schedule="1f1b", micro_batches=micro_batches)
+    pipeline.train_step(*batch(0, 2 * micro_batches), step=0)
+    return sum(stage.pool.allocated_bytes for stage in pipeline.stages.values())
+
+
+def lengths_that_change() -> list[float]:
+    """Train on batches whose sequence length changes from step to step."""
+    pipeline = make_pipeline(mlp_layers(WIDTH, 4), schedule="1f1b", micro_batches=2)
+    losses = []
+    for step, length in enumerate((8, 16, 8, 3)):
+        x = torch.arange(4 * length * WIDTH, dtype=torch.float64).reshape(4, length, WIDTH).sin()
+        losses.append(_sum(pipeline.train_step(x, x.cos(), step=step)))
+    return losses
+
+
+def events_of_a_step(*, micro_batches: int) -> list[tuple[int, ...]]:
+    """Return this rank's events of one step with sampled layers."""
+    pipeline = make_pipeline(mlp_layers(WIDTH, 4), schedule="1f1b", micro_batches=micro_batches)
+    pipeline.train_step(*batch(0, 2 * micro_batches), step=0, sampled=1)
+    return pipeline._recorder.take(10_000)
+
+
+def fails_in(micro_batch: int, where: str) -> tuple[str, str]:
+    """Raise inside the only stage (peers of a failed rank would wait for it); return the error's kind and text."""
+    pipeline = make_pipeline([Layer("l0", _Fragile, WIDTH, at=micro_batch, where=where)], schedule="1f1b", micro_batches=4)
+    try:
+        pipeline.train_step(*batch(0, 8), step=2)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+class _Noisy(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.linear, self.drop = nn.BatchNorm1d(width), nn.Linear(width, width), nn.Dropout(0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.drop(torch.tanh(self.linear(self.norm(x))))
+
+
+class _Boom(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise ValueError("backward went wrong")
+
+
+class _Fragile(nn.Module):
+    """Raises in the forward or backward of the given micro-batch."""
+
+    def __init__(self, width: int, *, at: int, where: str) -> None:
+        super().__init__()
+        self.linear, self.at, self.where, self.seen = nn.Linear(width, width), at, where, -1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        if isinstance(x, FakeTensor):
+            return self.linear(x)
+        self.seen += 1
+        if self.seen == self.at and self.where == "forward":
+            raise ValueError("forward went wrong")
+        y = self.linear(x)
+        return _Boom.apply(y) if self.seen == self.at and self.where == "backward" else y
+
+
+def _sum(value: float) -> float:
+    total = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(total)
+    return float(total)
