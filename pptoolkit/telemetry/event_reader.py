@@ -1,0 +1,158 @@
+"""Reading the events of a run, live or afterwards: the new complete batches of all ranks since the last look."""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pptoolkit.telemetry.event_stream import EventStream
+from pptoolkit.telemetry.events import EVENT_SCHEMA, SCHEMA_VERSION, Op
+from pptoolkit.telemetry.run_directory import RunDirectory
+
+_SEGMENT = re.compile(r"rank-(\d+)\.attempt-(\d+)\.seg-(\d+)\.arrows")
+_MAP_FROM_BYTES = 8 << 20  # above this, map the file instead of reading it
+_EVERY_STEP = (int(Op.CLOCK), int(Op.PROBE))  # what alignment and links need whatever steps are asked for
+
+READER_SCHEMA = pa.schema([*EVENT_SCHEMA, ("rank", pa.int32()), ("replica", pa.int16()), ("attempt", pa.int16())])
+"""Columns of what a reader returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """What a reader could not read. ``notices`` say it in sentences."""
+
+    bytes: int = 0
+    files: int = 0
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Segment:
+    path: Path
+    rank: int
+    attempt: int
+    number: int
+    closed: bool = False
+    stream: EventStream = field(default_factory=EventStream)
+
+    def read(self) -> list[pa.RecordBatch]:
+        """Return the batches that were completed since the last call."""
+        if self.stream.foreign_version is not None:
+            return []
+        try:
+            size = os.stat(self.path).st_size
+            if size <= self.stream.offset:
+                return []
+            data = _read_from(self.path, self.stream.offset, size - self.stream.offset)
+        except OSError:
+            return []  # removed by retention, or not readable at this moment
+        return self.stream.feed(data, closed=self.closed)
+
+
+class EventReader:
+    """Reads one run's events; remembers per file how far it has read.
+
+    A torn tail is left for the next call, garbage is skipped and counted, a rank or a folder that is not there yet is
+    waited for.
+
+    Args:
+        run: The run directory; need not exist yet.
+        ranks: Read only these ranks; default: all.
+        attempt: Read only this attempt; default: all.
+    """
+
+    def __init__(self, run: RunDirectory, *, ranks: Sequence[int] | None = None, attempt: int | None = None) -> None:
+        self._run = run
+        self._ranks = frozenset(ranks) if ranks is not None else None
+        self._attempt = attempt
+        self._segments: dict[str, _Segment] = {}
+        self._read_once: dict[str, _Segment] = {}
+
+    def poll(self, *, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return the events that became complete since the last call, with rank, replica and attempt; maybe none."""
+        return self._collect(self._segments, None, columns)
+
+    def read_all(self, *, steps: tuple[int, int] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return all events that are complete by now; :meth:`poll` goes on from where it was.
+
+        Args:
+            steps: First step and the step after the last; clock and probe events are returned whatever their step.
+            columns: Names of the columns wanted; default: all of ``READER_SCHEMA``.
+        """
+        fresh: dict[str, _Segment] = {}
+        table = self._collect(fresh, steps, columns)
+        self._read_once = fresh
+        return table
+
+    @property
+    def skipped(self) -> Skipped:
+        """What could not be read so far, by :meth:`poll` or, if that was never called, by :meth:`read_all`."""
+        segments = (self._segments or self._read_once).values()
+        damaged = [s for s in segments if s.stream.skipped_bytes or s.stream.foreign_version is not None]
+        return Skipped(sum(s.stream.skipped_bytes for s in damaged), len(damaged), tuple(_notice(s) for s in damaged))
+
+    def _collect(self, segments: dict[str, _Segment], steps: tuple[int, int] | None, columns: Sequence[str] | None) -> pa.Table:
+        schema = READER_SCHEMA if columns is None else pa.schema([READER_SCHEMA.field(name) for name in columns])
+        self._find(segments)
+        tables = []
+        for segment in sorted(segments.values(), key=lambda s: (s.rank, s.attempt, s.number)):
+            batches = segment.read()
+            if batches:
+                tables.append(_to_table(segment, batches, steps, schema))
+        return pa.concat_tables(tables) if tables else schema.empty_table()
+
+    def _find(self, segments: dict[str, _Segment]) -> None:
+        try:
+            names = os.listdir(self._run.events_path)
+        except OSError:
+            return
+        for name in names:
+            match = _SEGMENT.fullmatch(name)
+            if match is None or name in segments:
+                continue
+            rank, attempt, number = (int(group) for group in match.groups())
+            if (self._ranks is None or rank in self._ranks) and self._attempt in (None, attempt):
+                segments[name] = _Segment(self._run.events_path / name, rank, attempt, number)
+        # Who writes segment n + 1 has finished with n; a new attempt means that the old one's processes are gone.
+        newest = {s.rank: (-1, -1) for s in segments.values()}
+        for s in segments.values():
+            newest[s.rank] = max(newest[s.rank], (s.attempt, s.number))
+        for s in segments.values():
+            s.closed = (s.attempt, s.number) < newest[s.rank]
+
+
+def _read_from(path: Path, offset: int, length: int) -> pa.Buffer:
+    if length >= _MAP_FROM_BYTES:
+        with pa.memory_map(str(path)) as source:
+            return source.read_buffer().slice(offset, length)
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return pa.py_buffer(file.read(length))
+
+
+def _to_table(segment: _Segment, batches: list[pa.RecordBatch], steps: tuple[int, int] | None, schema: pa.Schema) -> pa.Table:
+    # All batches of a file have the one event schema; its metadata would keep tables of two ranks from joining.
+    table = pa.Table.from_batches([b.replace_schema_metadata(None) for b in batches])
+    if steps is not None:
+        wanted = pc.and_(pc.greater_equal(table["step"], steps[0]), pc.less(table["step"], steps[1]))
+        table = table.filter(pc.or_(wanted, pc.is_in(table["op"], pa.array(_EVERY_STEP, pa.uint8()))))
+    replica = int(segment.stream.metadata.get("replica", "0"))
+    for name, value in (("rank", segment.rank), ("replica", replica), ("attempt", segment.attempt)):
+        if name in schema.names:
+            field_ = READER_SCHEMA.field(name)
+            table = table.append_column(field_, pa.repeat(pa.scalar(value, field_.type), table.num_rows))
+    return table.select(schema.names)
+
+
+def _notice(segment: _Segment) -> str:
+    stream = segment.stream
+    if stream.foreign_version is not None:
+        return (
+            f"{segment.path} has event schema {stream.foreign_version}, and this release reads {SCHEMA_VERSION}; "
+            "read the run with the release that wrote it"
+        )
+    return f"{segment.path}: {stream.skipped_bytes} damaged bytes were skipped; the events in them are lost"

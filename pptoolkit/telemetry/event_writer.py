@@ -1,0 +1,192 @@
+"""Writing events: one writer a file, an Arrow IPC stream, one record batch appended per flush.
+
+A batch reaches the file by one ``write``; when that fails half way the tail is cut off again, so a full disk leaves
+a readable file and the writer goes on as soon as there is space.
+"""
+
+import contextlib
+import errno
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pptoolkit.telemetry.events import EVENT_SCHEMA, SCHEMA_VERSION
+from pptoolkit.telemetry.run_directory import RunDirectory
+
+DEFAULT_SEGMENT_BYTES = 64 << 20
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_COLUMNS = [(i, field.name, field.type.to_pandas_dtype()) for i, field in enumerate(EVENT_SCHEMA)]
+_FLUSH_ROWS = 1 << 16
+
+EventRows = npt.NDArray[np.int64]
+"""Events as an int64 array of shape (events, 10), columns as in the schema."""
+
+
+def to_rows(events: Sequence[Sequence[int]]) -> tuple[EventRows, int]:
+    """Return events as an array, and how many were no events (wrong length, not whole numbers, out of a column's range)."""
+    try:
+        rows = np.array(events, dtype=np.int64).reshape(-1, len(_COLUMNS))
+        if len(rows) != len(events):
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        rows = np.array([e for e in events if _is_event(e)], dtype=np.int64).reshape(-1, len(_COLUMNS))
+    fits = np.ones(len(rows), dtype=bool)
+    for i, _, kind in _COLUMNS:
+        if kind is not np.int64:
+            limits = np.iinfo(kind)
+            fits &= (rows[:, i] >= limits.min) & (rows[:, i] <= limits.max)
+    rows = rows if fits.all() else rows[fits]
+    return rows, len(events) - len(rows)
+
+
+def to_batch(rows: EventRows, schema: pa.Schema = EVENT_SCHEMA) -> pa.RecordBatch:
+    """Return rows, as from :func:`to_rows`, as a record batch."""
+    return pa.record_batch([pa.array(rows[:, i].astype(kind)) for i, _, kind in _COLUMNS], schema=schema)
+
+
+class EventWriter:
+    """Appends one rank's events to the run directory. Opens its file at the first flush.
+
+    Args:
+        run: The run directory; its ``events`` folder must exist.
+        rank: Global rank.
+        replica: Data-parallel copy that the rank belongs to.
+        attempt: Which start of the run's processes this is.
+        host: Host name; default: this host's.
+        clock_source: Where times come from, e.g. ``"monotonic"`` or ``"cuda-events"``.
+        segment_bytes: A segment that has grown past this is closed and the next one begun.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        *,
+        rank: int,
+        replica: int = 0,
+        attempt: int = 0,
+        host: str | None = None,
+        clock_source: str = "monotonic",
+        segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+    ) -> None:
+        self._run, self._rank, self._attempt, self._segment_bytes = run, rank, attempt, segment_bytes
+        self._schema = EVENT_SCHEMA.with_metadata(
+            {
+                "pptoolkit.schema_version": str(SCHEMA_VERSION),
+                "pptoolkit.rank": str(rank),
+                "pptoolkit.replica": str(replica),
+                "pptoolkit.host": host if host is not None else socket.gethostname(),
+                "pptoolkit.attempt": str(attempt),
+                "pptoolkit.clock_source": clock_source,
+            }
+        )
+        self._pending: list[EventRows] = []
+        self._pending_rows = 0
+        self._file = -1
+        self._size = 0
+        self._segment = -1
+        self.path: Path | None = None  # of the current segment
+
+    @property
+    def pending(self) -> int:
+        """Events appended but not yet written."""
+        return self._pending_rows
+
+    def append(self, events: Sequence[Sequence[int]] | EventRows) -> int:
+        """Take events for the next flush; return how many were refused because they are no events.
+
+        Raises:
+            OSError: If so many were pending that they had to be written, and that failed; these are lost.
+        """
+        rows, refused = (events, 0) if isinstance(events, np.ndarray) else to_rows(events)
+        if len(rows):
+            self._pending.append(rows)
+            self._pending_rows += len(rows)
+        if self._pending_rows >= _FLUSH_ROWS:
+            self.flush()
+        return refused
+
+    def flush(self) -> None:
+        """Write what is pending as one record batch.
+
+        Raises:
+            OSError: If it cannot be written; what was pending is lost, and the file ends with the last whole batch.
+        """
+        if not self._pending_rows:
+            return
+        rows = np.concatenate(self._pending) if len(self._pending) > 1 else self._pending[0]
+        self._pending, self._pending_rows = [], 0
+        message = to_batch(rows, self._schema).serialize()
+        if self._file >= 0 and self._size >= self._segment_bytes:
+            self._end_segment()
+        if self._file < 0:
+            self._begin_segment()
+        self._write(memoryview(message))
+
+    def close(self) -> None:
+        """Flush, and mark the end of the stream.
+
+        Raises:
+            OSError: As :meth:`flush`; the file is closed all the same.
+        """
+        try:
+            self.flush()
+        finally:
+            self._end_segment()
+
+    def _begin_segment(self) -> None:
+        while True:
+            self._segment += 1
+            path = self._run.segment_path(self._rank, self._attempt, self._segment)
+            try:
+                self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+                break
+            except FileExistsError:  # left by an earlier process of this attempt: one writer a file, so take the next
+                continue
+        self.path, self._size = path, 0
+        self._write(memoryview(self._schema.serialize()))
+
+    def _end_segment(self) -> None:
+        if self._file >= 0:
+            with contextlib.suppress(OSError):  # a reader does without the end mark
+                self._write(memoryview(END_OF_STREAM))
+            self._abandon()
+
+    def _write(self, data: memoryview) -> None:
+        try:
+            if os.fstat(self._file).st_nlink == 0:
+                raise FileNotFoundError(errno.ENOENT, "the event file was deleted", str(self.path))
+            written = 0
+            while written < len(data):
+                written += os.write(self._file, data[written:])
+            self._size += written
+        except OSError as error:
+            self._recover(error)
+            raise
+
+    def _recover(self, error: OSError) -> None:
+        """Cut a half-written message off; give the segment up where that is impossible or nothing is in it yet."""
+        try:
+            os.ftruncate(self._file, self._size)
+        except OSError:
+            self._abandon()
+            return
+        if self._size == 0 or error.errno == errno.ENOENT:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self._file)
+        self._file = -1
+
+
+def _is_event(event: Any) -> bool:
+    try:
+        return len(event) == len(_COLUMNS) and all(-(1 << 63) <= int(v) < 1 << 63 and v == int(v) for v in event)
+    except (TypeError, ValueError, OverflowError):
+        return False

@@ -1,0 +1,121 @@
+"""What the machine does: CPU, memory, network always; a GPU through NVML where there is one. Absence is an object."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import psutil
+
+MemorySource = Callable[[], Mapping[str, int]]
+"""Returns the engine's allocator figures, bytes by kind: ``allocated``, ``reserved``; ``peak_allocated`` for peaks between two looks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareSample:
+    """One look at the machine.
+
+    Args:
+        host_cpu_ratio: Share of all CPUs' time in use since the last look, 0 to 1.
+        memory_bytes: By kind: resident, and what the memory source told.
+        network_bytes: Sent and received over all interfaces since the last look.
+        device_utilization_ratio: Share of time in which the GPU ran a kernel, 0 to 1; None without a GPU.
+    """
+
+    host_cpu_ratio: float
+    memory_bytes: Mapping[str, int]
+    network_bytes: Mapping[str, int]
+    device_utilization_ratio: float | None = None
+
+
+class Gpu(Protocol):
+    """The GPU of one rank."""
+
+    def utilization_ratio(self) -> float | None:
+        """Share of time in which a kernel ran; None where that is not known."""
+
+    def used_bytes(self) -> int | None:
+        """Memory in use on the device, by every process; None where that is not known."""
+
+
+class NoGpu:
+    """A rank without a GPU, or with one that NVML cannot see."""
+
+    def utilization_ratio(self) -> float | None:
+        return None
+
+    def used_bytes(self) -> int | None:
+        return None
+
+
+class NvmlGpu:
+    """A GPU seen through NVML; made by :func:`find_gpu`."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml, self._handle = nvml, handle
+
+    def utilization_ratio(self) -> float | None:
+        try:
+            return float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu) / 100
+        except self._nvml.NVMLError:
+            return None
+
+    def used_bytes(self) -> int | None:
+        try:
+            return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
+        except self._nvml.NVMLError:
+            return None
+
+
+def find_gpu(uuid: str | None) -> Gpu:
+    """Return the GPU with this UUID, e.g. ``"GPU-8a1b..."``, or :class:`NoGpu`.
+
+    The UUID, not an index: NVML counts all GPUs of the machine, torch those that CUDA_VISIBLE_DEVICES leaves.
+    """
+    if uuid is None:
+        return NoGpu()
+    try:
+        import pynvml
+    except ImportError:
+        return NoGpu()
+    try:
+        pynvml.nvmlInit()
+        return NvmlGpu(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"))
+    except pynvml.NVMLError:
+        return NoGpu()
+
+
+class HardwareSampler:
+    """Takes samples; the first one has no earlier look to compare with, so its CPU share and traffic are 0.
+
+    Args:
+        gpu: The rank's GPU.
+        memory_source: Adds to the kinds of memory; what it raises, the caller sees.
+    """
+
+    def __init__(self, *, gpu: Gpu | None = None, memory_source: MemorySource | None = None) -> None:
+        self._gpu = gpu if gpu is not None else NoGpu()
+        self._memory_source = memory_source
+        self._process = psutil.Process()
+        self._network: dict[str, int] | None = None
+        psutil.cpu_percent()
+
+    def sample(self) -> HardwareSample:
+        """Look at the machine now."""
+        memory = {"resident": int(self._process.memory_info().rss)}
+        used = self._gpu.used_bytes()
+        if used is not None:
+            memory["device"] = used
+        if self._memory_source is not None:
+            memory.update({str(kind): int(size) for kind, size in self._memory_source().items()})
+        return HardwareSample(
+            host_cpu_ratio=min(1.0, psutil.cpu_percent() / 100),
+            memory_bytes=memory,
+            network_bytes=self._traffic(),
+            device_utilization_ratio=self._gpu.utilization_ratio(),
+        )
+
+    def _traffic(self) -> dict[str, int]:
+        counters = psutil.net_io_counters()
+        now = {"sent": counters.bytes_sent, "received": counters.bytes_recv} if counters is not None else {}
+        before, self._network = self._network if self._network is not None else now, now
+        return {direction: max(0, size - before.get(direction, size)) for direction, size in now.items()}

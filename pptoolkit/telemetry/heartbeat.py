@@ -1,0 +1,99 @@
+"""The heartbeat: a small file per rank that says "alive, and doing this", also while the training thread is stuck.
+
+Unix times are for people and for other hosts; durations are taken from the monotonic clock.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from pptoolkit.telemetry.events import Op
+from pptoolkit.telemetry.json_files import read_json, replace_json
+from pptoolkit.telemetry.recorder import Recorder
+from pptoolkit.telemetry.run_directory import RunDirectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """One sign of life.
+
+    Args:
+        status: ``"running"``, or how the rank closed its telemetry.
+        op: Op in flight, e.g. ``"forward"``; None between ops. With it its stage, micro-batch and start.
+        op_seconds: How long the op in flight had been running, on the monotonic clock.
+    """
+
+    rank: int
+    attempt: int = 0
+    pid: int = 0
+    host: str = ""
+    status: str = "running"
+    unix_s: float = 0.0
+    monotonic_ns: int = 0
+    step: int = -1
+    op: str | None = None
+    stage: int = -1
+    micro_batch: int = -1
+    op_start_unix_s: float | None = None
+    op_seconds: float | None = None
+    resident_bytes: int | None = None
+    host_cpu_ratio: float | None = None
+    dropped: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def from_dict(cls, body: Mapping[str, Any]) -> "Heartbeat":
+        """Read a heartbeat; keys of a newer release are passed over.
+
+        Raises:
+            TypeError: If the rank is missing.
+        """
+        known = {f.name for f in fields(cls)}
+        return cls(**{k: v for k, v in body.items() if k in known})
+
+    def write(self, run: RunDirectory) -> None:
+        """Replace the rank's heartbeat file.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        replace_json(run.heartbeat_path(self.rank), self.to_dict())
+
+
+def take_pulse(recorder: Recorder, *, rank: int, attempt: int, status: str = "running", **extra: Any) -> Heartbeat:
+    """Return what a rank is doing right now, read from its recorder; ``extra`` are further fields of the heartbeat."""
+    now_ns, unix_s = time.monotonic_ns(), time.time()
+    in_flight = recorder.in_flight  # read once: the training thread changes it any time
+    doing: dict[str, Any] = {}
+    if in_flight is not None:
+        op, stage, micro_batch, start_ns = in_flight
+        seconds = max(0, now_ns - start_ns) / 1e9
+        doing = {"op": Op(op).name.lower(), "stage": stage, "micro_batch": micro_batch}
+        doing.update(op_start_unix_s=unix_s - seconds, op_seconds=seconds)
+    return Heartbeat(
+        rank=rank,
+        attempt=attempt,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        status=status,
+        unix_s=unix_s,
+        monotonic_ns=now_ns,
+        step=recorder.step,
+        **doing,
+        **extra,
+    )
+
+
+def read_heartbeats(run: RunDirectory) -> tuple[Heartbeat, ...]:
+    """Return the newest heartbeat of each rank, by rank; unreadable ones are left out."""
+    found = []
+    for path in sorted((run.path / "heartbeat").glob("rank-*.json")):
+        body = read_json(path)
+        if isinstance(body, dict) and isinstance(body.get("rank"), int):
+            found.append(Heartbeat.from_dict(body))
+    return tuple(found)

@@ -1,0 +1,63 @@
+"""Small JSON files that others read while they are written: replaced in one step, never NaN, never half a file."""
+
+import itertools
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+_serial = itertools.count()
+
+
+def encode_number(value: float) -> float | str:
+    """Return ``value``, or ``"NaN"``, ``"Infinity"``, ``"-Infinity"``: JSON has no word for them, and ``float()`` reads all three."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """Write ``value`` as JSON that every parser accepts; numbers without a JSON form become strings, as in :func:`encode_number`."""
+    return json.dumps(_encodable(value), indent=indent, allow_nan=False)
+
+
+def replace_json(path: Path, body: Any) -> None:
+    """Write ``body`` to ``path``; a reader sees the old file or the new one.
+
+    Raises:
+        OSError: If the directory is missing, full or not writable.
+    """
+    replace_text(path, to_json(body, indent=1) + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` in one step, as :func:`replace_json` does."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{next(_serial)}.partial")
+    try:
+        partial.write_text(text)
+        partial.replace(path)
+    except OSError:
+        if partial.parent.is_dir():
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> Any | None:
+    """Return what ``path`` holds, or None where it is missing, unreadable or not JSON (yet)."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, float):
+        return encode_number(value)
+    if isinstance(value, dict):
+        return {str(k): _encodable(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encodable(v) for v in value]
+    if value is None or isinstance(value, str | int):
+        return value
+    return str(value)  # a path or a dtype in a config: its text is what a person wants to read

@@ -1,0 +1,129 @@
+"""Heartbeat and hardware: what is known of a rank besides its events."""
+
+import json
+import threading
+import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from pptoolkit.telemetry import Op, Recorder, RunDirectory
+from pptoolkit.telemetry.drops import Drops
+from pptoolkit.telemetry.hardware import HardwareSampler, NoGpu, NvmlGpu, find_gpu
+from pptoolkit.telemetry.heartbeat import Heartbeat, read_heartbeats, take_pulse
+from pptoolkit.telemetry.periodic import Periodic
+
+
+class NvmlError(Exception):
+    pass
+
+
+def broken(handle: object) -> object:
+    raise NvmlError("GPU is lost")
+
+
+def test_a_pulse_says_what_a_rank_is_in_and_since_when(run: RunDirectory) -> None:
+    recorder = Recorder()
+    recorder.begin_step(7)
+    recorder.in_flight = (Op.RECV, 1, 3, time.monotonic_ns() - 5_000_000_000)
+    take_pulse(recorder, rank=1, attempt=2, resident_bytes=5).write(run)
+    (beat,) = read_heartbeats(run)
+    assert (beat.rank, beat.attempt, beat.step, beat.op, beat.stage, beat.micro_batch) == (1, 2, 7, "recv", 1, 3)
+    assert beat.op_seconds is not None
+    assert beat.op_start_unix_s is not None
+    assert beat.op_seconds >= 5
+    assert beat.unix_s - beat.op_start_unix_s == pytest.approx(beat.op_seconds, abs=0.01)
+    assert beat.resident_bytes == 5
+
+
+def test_between_ops_a_pulse_names_none() -> None:
+    beat = take_pulse(Recorder(), rank=0, attempt=0)
+    assert (beat.op, beat.op_start_unix_s, beat.micro_batch, beat.step) == (None, None, -1, -1)
+
+
+def test_damaged_heartbeats_are_left_out_and_newer_keys_passed_over(run: RunDirectory) -> None:
+    Heartbeat(rank=0, unix_s=5.0).write(run)
+    run.heartbeat_path(1).write_text("{half")
+    run.heartbeat_path(2).write_text(json.dumps({"rank": 2, "invented_later": 1}))
+    run.heartbeat_path(3).write_text(json.dumps({"unix_s": 5}))
+    assert [beat.rank for beat in read_heartbeats(run)] == [0, 2]
+
+
+def test_a_sample_has_the_processs_memory_and_the_hosts_load() -> None:
+    sampler = HardwareSampler(memory_source=lambda: {"allocated": 70, "peak_allocated": 90})
+    first, second = sampler.sample(), sampler.sample()
+    assert first.memory_bytes["resident"] == pytest.approx(psutil.Process().memory_info().rss, rel=0.5)
+    assert (second.memory_bytes["allocated"], second.memory_bytes["peak_allocated"]) == (70, 90)
+    assert 0 <= second.host_cpu_ratio <= 1
+    assert first.network_bytes == {"sent": 0, "received": 0}
+    assert all(size >= 0 for size in second.network_bytes.values())
+    assert second.device_utilization_ratio is None
+
+
+def test_network_bytes_are_those_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = iter([(100, 10), (160, 15), (20, 30)])  # the last one went back: an interface is gone
+    monkeypatch.setattr(
+        psutil, "net_io_counters", lambda: SimpleNamespace(**dict(zip(("bytes_sent", "bytes_recv"), next(counters), strict=True)))
+    )
+    sampler = HardwareSampler()
+    assert [sampler.sample().network_bytes for _ in range(3)] == [
+        {"sent": 0, "received": 0},
+        {"sent": 60, "received": 5},
+        {"sent": 0, "received": 15},
+    ]
+
+
+def test_a_gpu_is_read_through_nvml() -> None:
+    nvml = SimpleNamespace(
+        NVMLError=NvmlError,
+        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=87),
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=1 << 30),
+    )
+    sample = HardwareSampler(gpu=NvmlGpu(nvml, "handle")).sample()
+    assert sample.device_utilization_ratio == 0.87
+    assert sample.memory_bytes["device"] == 1 << 30
+
+
+def test_a_gpu_that_falls_off_the_bus_is_unknown_and_no_error() -> None:
+    nvml = SimpleNamespace(NVMLError=NvmlError, nvmlDeviceGetUtilizationRates=broken, nvmlDeviceGetMemoryInfo=broken)
+    sample = HardwareSampler(gpu=NvmlGpu(nvml, "handle")).sample()
+    assert sample.device_utilization_ratio is None
+    assert "device" not in sample.memory_bytes
+
+
+@pytest.mark.parametrize("uuid", [None, "00000000-0000-0000-0000-000000000000"])
+def test_no_gpu_is_an_object_and_no_error(uuid: str | None) -> None:
+    gpu = find_gpu(uuid)
+    assert isinstance(gpu, NoGpu)
+    assert (gpu.utilization_ratio(), gpu.used_bytes()) == (None, None)
+
+
+def test_periodic_work_goes_on_after_a_fault_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    rounds, enough = [], threading.Event()
+
+    def work() -> None:
+        rounds.append(1)
+        if len(rounds) >= 5:
+            enough.set()
+        raise ValueError("odd")
+
+    thread = Periodic("oddity", work, interval_s=0.01, drops=Drops(3))
+    thread.start()
+    assert enough.wait(20)
+    assert thread.stop()
+    messages = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert messages == ["rank 3: telemetry: oddity failed: ValueError: odd; please report this; training goes on"]
+
+
+def test_periodic_work_is_done_at_once_when_asked_and_a_last_time_at_the_end() -> None:
+    rounds: list[int] = []
+    thread = Periodic("work", lambda: rounds.append(1), interval_s=3600, drops=Drops(0))
+    thread.start()
+    assert thread.run_now(timeout_s=20)
+    done = len(rounds)
+    assert thread.run_now(timeout_s=20)
+    assert len(rounds) > done
+    done = len(rounds)
+    assert thread.stop()
+    assert len(rounds) == done + 1
