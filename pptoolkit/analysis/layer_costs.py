@@ -1,0 +1,160 @@
+"""What each layer costs: from the layers timed on sampled micro-batches to costs that add up to what the stages really took.
+
+Timing single layers slows an op a little. So the samples decide how a stage's time is shared among its layers, and the ops
+whose layers were not timed decide how much there is to share. The loss is timed with the last layer and belongs to it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from pptoolkit.analysis.grouping import duration_s, groups_of
+from pptoolkit.analysis.statistics import Interval, interval_of
+from pptoolkit.analysis.steps import SteadySteps
+from pptoolkit.telemetry.events import Flag, Op
+from pptoolkit.telemetry.run_info import RunInfo
+
+_NOTHING = Interval(median=0.0, low=0.0, high=0.0, samples=0)
+FORWARD_OPS = (int(Op.FORWARD),)
+BACKWARD_OPS = (int(Op.BACKWARD), int(Op.BACKWARD_INPUT), int(Op.BACKWARD_WEIGHT))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCost:
+    """One layer's times per micro-batch in seconds and sizes in bytes.
+
+    Args:
+        boundary_bytes: What crosses a cut right after this layer, per micro-batch.
+    """
+
+    layer: int
+    name: str
+    forward: Interval
+    backward: Interval
+    parameter_bytes: int = 0
+    activation_bytes: int = 0
+    boundary_bytes: int = 0
+
+    @property
+    def compute_s(self) -> float:
+        return self.forward.median + self.backward.median
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCosts:
+    """The costs of all layers, in model order.
+
+    Args:
+        layers: One cost a layer; zero where nothing was measured.
+        missing: What was not measured, one sentence each with its remedy; planning needs this to be empty.
+        calibration: Per stage, (forward, backward): unsampled stage time over the sum of its layers' samples.
+    """
+
+    layers: tuple[LayerCost, ...]
+    missing: tuple[str, ...] = ()
+    calibration: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def compute_s(self) -> tuple[float, ...]:
+        """Forward plus backward of each layer, per micro-batch."""
+        return tuple(layer.compute_s for layer in self.layers)
+
+    @property
+    def samples(self) -> int:
+        """The number of samples of the least sampled layer."""
+        return min((layer.forward.samples for layer in self.layers), default=0)
+
+    def stage_half_width_s(self, layers: Sequence[int]) -> float:
+        """Return the uncertainty of these layers' compute together, taking their errors as independent."""
+        chosen = [self.layers[i] for i in layers]
+        return float(np.sqrt(sum(c.forward.half_width**2 + c.backward.half_width**2 for c in chosen)))
+
+
+def stage_op_seconds(steady: SteadySteps, codes: tuple[int, ...], *, sampled: bool | None = False) -> pd.DataFrame:
+    """Return what a micro-batch takes in each stage: rows are steps, columns are stages, values the mean over the step's micro-batches.
+
+    A mean, because the parts of a step add up and medians of skewed times do not; robustness comes from the median over steps that the
+    callers take. Where I and W are separate ops their means are added.
+
+    Args:
+        steady: The usable steps.
+        codes: Op codes that together make the pass, e.g. :data:`BACKWARD_OPS`.
+        sampled: False: only ops whose layers were not timed (all ops of a stage that has no others); True: only those; None: both.
+    """
+    events = steady.events
+    rows = events[events["op"].isin(codes)]
+    if sampled is not None:
+        marked = (rows["flags"] & int(Flag.SAMPLED)) > 0
+        wanted = marked if sampled else ~marked
+        only = ~rows["stage"].isin(rows["stage"][wanted].unique())
+        rows = rows[wanted if sampled else wanted | only]
+    by_op = duration_s(rows).groupby([rows["step"], rows["stage"], rows["op"]]).mean()
+    return by_op.groupby(level=["step", "stage"]).sum().unstack("stage")
+
+
+def measure_layer_costs(steady: SteadySteps, info: RunInfo) -> LayerCosts:
+    """Return the layer costs of a run's usable steps.
+
+    Args:
+        steady: The usable steps.
+        info: The run: its plan (which stage owns which layer), layer names and facts.
+    """
+    stages = info.read_plan().stage_layers(len(info.layers))
+    passes = {
+        "forward": (_samples(steady, Op.LAYER_FORWARD), _stage_medians(steady, FORWARD_OPS)),
+        "backward": (_samples(steady, Op.LAYER_BACKWARD), _stage_medians(steady, BACKWARD_OPS)),
+    }
+    facts = {fact.name: fact for fact in info.layer_facts}
+    found: dict[str, list[Interval]] = {"forward": [], "backward": []}
+    factors: dict[str, list[float]] = {"forward": [], "backward": []}
+    missing: list[str] = []
+    for stage, layers in enumerate(stages):
+        for name, (samples, medians) in passes.items():
+            intervals, factor, lacking = _calibrate(layers, samples, medians.get(stage, 0.0))
+            found[name] += intervals
+            factors[name].append(factor)
+            if lacking:
+                missing.append(_what_is_missing(name, stage, [info.layers[i] for i in lacking]))
+    costs = tuple(
+        LayerCost(
+            layer=i,
+            name=name,
+            forward=found["forward"][i],
+            backward=found["backward"][i],
+            parameter_bytes=facts[name].parameter_bytes if name in facts else 0,
+            activation_bytes=facts[name].activation_bytes if name in facts else 0,
+            boundary_bytes=facts[name].boundary_bytes if name in facts else 0,
+        )
+        for i, name in enumerate(info.layers)
+    )
+    calibration = dict(enumerate(zip(factors["forward"], factors["backward"], strict=True)))
+    return LayerCosts(layers=costs, missing=tuple(missing), calibration=calibration)
+
+
+def _samples(steady: SteadySteps, op: Op) -> dict[int, Interval]:
+    rows = steady.events[steady.events["op"] == int(op)]
+    return {layer: interval_of(duration_s(group).to_numpy()) for (layer,), group in groups_of(rows, "peer")}
+
+
+def _stage_medians(steady: SteadySteps, codes: tuple[int, ...]) -> dict[int, float]:
+    table = stage_op_seconds(steady, codes)
+    return {int(stage): float(table[stage].median()) for stage in table.columns}
+
+
+def _calibrate(layers: Sequence[int], samples: Mapping[int, Interval], stage_s: float) -> tuple[list[Interval], float, list[int]]:
+    """Return the layers' intervals scaled so that their medians sum to ``stage_s``, the factor, and the layers without samples."""
+    if stage_s <= 0 and not any(i in samples for i in layers):
+        return [_NOTHING] * len(layers), 1.0, []  # a stage without this pass, e.g. frozen: its cost is known, and it is nothing
+    lacking = [i for i in layers if i not in samples]
+    if lacking and len(layers) == 1 and stage_s > 0:
+        return [Interval(median=stage_s, low=stage_s, high=stage_s, samples=0)], 1.0, []  # the stage's time is its only layer's
+    total = sum(samples[i].median for i in layers if i in samples)
+    factor = stage_s / total if total > 0 and stage_s > 0 else 1.0
+    return [samples[i].scaled(factor) if i in samples else _NOTHING for i in layers], factor, lacking
+
+
+def _what_is_missing(name: str, stage: int, layers: Sequence[str]) -> str:
+    shown = ", ".join(layers[:3]) + (f" and {len(layers) - 3} more" if len(layers) > 3 else "")
+    return f"the {name} of {shown} (stage {stage}) was never timed alone; train some more steps, with layer sampling on"

@@ -1,0 +1,162 @@
+"""Predict the step time of a plan from a run: simulate it with the run's measured costs, and check the simulation on the run itself.
+
+The run's own plan is replayed first. By how much the replay misses the measured step is the error of the method on this very run:
+predictions are corrected by that ratio, it widens their interval, and past :data:`MAX_REPLAY_ERROR` none is made.
+
+The interval adds four independent parts in quadrature:
+  layers   what is unsure about the layers that change stage, times the micro-batches (a stage's sum is known, how it is shared is not)
+  steps    the spread of single steps: another run's conditions differ from this one's about as one step's do from another's
+  replay   the replay error, because the correction may not carry over in full
+  model    :data:`MODEL_ERROR` of the prediction: what a simulation misses even when the replay fits
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from pptoolkit.errors import PlanError
+from pptoolkit.plan import Plan, Prediction
+from pptoolkit.planner.step_costs import MeasuredStep
+from pptoolkit.schedule import build_schedule
+from pptoolkit.simulator import Program, SimulatedStep, simulate
+
+MAX_REPLAY_ERROR = 0.10
+MODEL_ERROR = 0.015
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedStep:
+    """A plan's predicted step.
+
+    Args:
+        step_time_s: Expected median step time, with ``low_s`` and ``high_s`` around it.
+        bubble_ratio: Predicted bubble ratio of the pipeline.
+        stage_compute_s: Forward plus backward of one micro-batch, per stage.
+        rank_compute_s: Compute of a step, per pipeline rank.
+    """
+
+    plan: Plan
+    step_time_s: float
+    low_s: float
+    high_s: float
+    bubble_ratio: float
+    stage_compute_s: tuple[float, ...]
+    rank_compute_s: tuple[float, ...]
+
+    def as_prediction(self, *, baseline_step_time_s: float) -> Prediction:
+        """Return what a plan file keeps of it, beside the measured step time of the run it came from."""
+        return Prediction(
+            step_time_s=self.step_time_s,
+            low_s=self.low_s,
+            high_s=self.high_s,
+            bubble_ratio=self.bubble_ratio,
+            baseline_step_time_s=baseline_step_time_s,
+        )
+
+
+class Predictor:
+    """Predicts plans from one measured run; keeps what the simulations share.
+
+    Args:
+        measured: The run's step.
+
+    Raises:
+        PlanError: If this release cannot build the run's schedule.
+    """
+
+    def __init__(self, measured: MeasuredStep) -> None:
+        self.measured = measured
+        self._programs: dict[tuple[str, int], Program] = {}
+        self._layers = len(measured.layers.layers)
+        self._program(measured.plan)
+
+    @cached_property
+    def replay_s(self) -> float:
+        """Simulated step time of the run's own plan."""
+        return self.simulate(self.measured.plan).step_time_s
+
+    @property
+    def replay_error_ratio(self) -> float:
+        """Replayed over measured step time, less 1: positive when the simulation is too slow."""
+        return self.replay_s / self.measured.step_time.median - 1.0
+
+    @property
+    def doubt(self) -> str:
+        """Why nothing can be predicted from this run, with the remedy; empty if the replay is good enough."""
+        error = self.replay_error_ratio
+        if abs(error) <= MAX_REPLAY_ERROR:
+            return ""
+        replay, measured = self.replay_s * 1e3, self.measured.step_time.median * 1e3
+        return (
+            f"the replay of this run takes {replay:.1f} ms and its measured step {measured:.1f} ms ({error:+.0%}); "
+            f"past {MAX_REPLAY_ERROR:.0%} nothing is predicted, so measure again on machines that do less else"
+        )
+
+    def simulate(self, plan: Plan) -> SimulatedStep:
+        """Return the simulated step of a plan with the run's costs, not corrected.
+
+        Raises:
+            PlanError: If the plan does not fit the model, the ranks, or the run's micro-batches.
+        """
+        plan.check(self._layers)
+        measured = self.measured.plan.micro_batches
+        if plan.micro_batches != measured:
+            raise PlanError(
+                f"micro_batches={plan.micro_batches} differs from the {measured} of the measured run, whose layer costs hold for "
+                f"its size of micro-batch only; predict with micro_batches={measured}"
+            )
+        program = self._program(plan)
+        return simulate(program, self.measured.costs_under(plan, program.schedule))
+
+    def predict(self, plan: Plan) -> PredictedStep:
+        """Return the predicted step of a plan.
+
+        Raises:
+            PlanError: As :meth:`simulate`, and if the replay of the run misses its measured step by more than :data:`MAX_REPLAY_ERROR`.
+        """
+        if self.doubt:
+            raise PlanError(self.doubt)
+        step = self.simulate(plan)
+        correction = 1.0 / (1.0 + self.replay_error_ratio)
+        step_time_s = step.step_time_s * correction
+        half = self._half_width_s(plan, step_time_s)
+        layer_s = self.measured.layers.compute_s
+        return PredictedStep(
+            plan=plan,
+            step_time_s=step_time_s,
+            low_s=step_time_s - half,
+            high_s=step_time_s + half,
+            bubble_ratio=max(0.0, 1.0 - sum(step.compute_s) / (len(step.compute_s) * step_time_s)),
+            stage_compute_s=tuple(math.fsum(layer_s[i] for i in layers) for layers in plan.stage_layers(self._layers)),
+            rank_compute_s=step.compute_s,
+        )
+
+    def least_step_s(self, plan: Plan) -> float:
+        """Return a step time that no simulation of the plan can fall below: the compute of its busiest rank."""
+        layer_s, ranks = self.measured.layers.compute_s, self._program(plan).schedule.stage_to_rank
+        busy = [0.0] * self.measured.ranks
+        for stage, layers in enumerate(plan.stage_layers(self._layers)):
+            busy[ranks[stage]] += math.fsum(layer_s[i] for i in layers)
+        return max(busy) * plan.micro_batches
+
+    @property
+    def actions(self) -> int:
+        """Compute actions of a step of the run's own plan: the size of one simulation."""
+        return len(self._program(self.measured.plan).actions)
+
+    def _program(self, plan: Plan) -> Program:
+        key = (plan.schedule, plan.stages)
+        if key not in self._programs:
+            schedule = build_schedule(
+                plan.schedule, ranks=self.measured.ranks, micro_batches=self.measured.plan.micro_batches, stages=plan.stages
+            )
+            self._programs[key] = Program(schedule)
+        return self._programs[key]
+
+    def _half_width_s(self, plan: Plan, step_time_s: float) -> float:
+        old, new = self.measured.plan.stage_layers(self._layers), plan.stage_layers(self._layers)
+        layers = self.measured.layers
+        moved = [set(after) ^ (set(old[stage]) if stage < len(old) else set()) for stage, after in enumerate(new)]
+        layers_s = plan.micro_batches * max(layers.stage_half_width_s(sorted(changed)) for changed in moved)
+        parts = (layers_s, self.measured.step_sigma_s, abs(self.replay_error_ratio) * step_time_s, MODEL_ERROR * step_time_s)
+        return math.sqrt(sum(part * part for part in parts))

@@ -1,0 +1,279 @@
+"""A run as its readers see it: live or finished, whole or damaged. Needs no torch.
+
+    run = Run.open("runs/gpt")
+    run.report().verdict
+    run.suggest()[0].plan.save("plan.toml")
+
+A :class:`Run` remembers what it has read: :meth:`Run.poll` fetches what is new, everything else works on what is there.
+"""
+
+import os
+import time
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pptoolkit.analysis.layer_costs import LayerCosts, measure_layer_costs
+from pptoolkit.analysis.layer_table import write_layers
+from pptoolkit.analysis.links import LinkMeasure, measure_links
+from pptoolkit.analysis.liveness import Liveness, RunState, judge_liveness
+from pptoolkit.analysis.steps import SteadySteps, steady_steps, step_windows
+from pptoolkit.analysis.timeline import build_timeline, clock_uncertainty_ns
+from pptoolkit.errors import PPToolkitError, RunError
+from pptoolkit.planner.predict import Predictor
+from pptoolkit.planner.report import Report, ReportSources, build_report
+from pptoolkit.planner.step_costs import MeasuredStep, measure_step
+from pptoolkit.planner.suggest import NoChange, Suggestions, suggest
+from pptoolkit.telemetry import EventReader, Op, RunDirectory, RunInfo, ScalarReader
+from pptoolkit.telemetry.event_reader import READER_SCHEMA
+from pptoolkit.telemetry.heartbeat import Heartbeat, read_heartbeats
+
+_SCALAR_COLUMNS = {
+    "step": "int64",
+    "unix_s": "float64",
+    "step_time_s": "float64",
+    "loss": "float64",
+    "samples": "int64",
+    "tokens": "int64",
+    "gradient_norm": "float64",
+    "learning_rate": "float64",
+    "rank": "int64",
+    "attempt": "int64",
+}
+_MOST_CHUNKS = 256  # past this, the chunks that polling left are copied into one
+
+
+class Run:
+    """One run directory. Open it with :meth:`open`."""
+
+    def __init__(self, directory: RunDirectory, info: RunInfo) -> None:
+        self.directory = directory
+        self._info = info
+        self._reader = EventReader(directory)
+        self._scalar_reader = ScalarReader(directory)
+        self._events: pa.Table = READER_SCHEMA.empty_table()
+        self._scalar_rows: list[dict[str, Any]] = []
+        self._polled = False
+        self._derived = _Derived(self)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> "Run":
+        """Open a run, whatever its state.
+
+        Raises:
+            RunError: If there is no readable run at ``path``.
+        """
+        directory = RunDirectory(path)
+        return cls(directory, directory.read_info())
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> RunInfo:
+        """run.json as it was at the last :meth:`poll`."""
+        return self._info
+
+    def poll(self) -> bool:
+        """Read what was written since the last call; return whether there was anything new."""
+        self._polled = True
+        events, scalars = self._reader.poll(), self._scalar_reader.poll()
+        try:
+            info = self.directory.read_info()
+        except RunError:
+            info = self._info  # removed or damaged while we look: what was known stays known
+        if not events.num_rows and not scalars and info == self._info:
+            return False
+        self._info = info
+        self._scalar_rows += scalars
+        if events.num_rows:
+            joined = pa.concat_tables([self._events, events])
+            self._events = joined.combine_chunks() if joined["step"].num_chunks > _MOST_CHUNKS else joined
+        self._derived = _Derived(self)
+        return True
+
+    @property
+    def events(self) -> pa.Table:
+        """All events read so far, on the ranks' own clocks."""
+        if not self._polled:
+            self.poll()
+        return self._events
+
+    def timeline(self, steps: tuple[int, int] | None = None) -> pd.DataFrame:
+        """Return the events on rank 0's clock.
+
+        Args:
+            steps: First step and the step after the last; None: all.
+        """
+        table = self.events
+        if steps is not None:
+            wanted = pc.and_(pc.greater_equal(table["step"], steps[0]), pc.less(table["step"], steps[1]))
+            table = table.filter(pc.or_(wanted, pc.equal(table["op"], int(Op.CLOCK))))
+        return build_timeline(table)
+
+    def scalars(self) -> pd.DataFrame:
+        """Return one row per rank and step: attempt, rank, step, unix_s and what the step yielded (loss, samples, tokens, ...)."""
+        if not self._polled:
+            self.poll()
+        return self._derived.scalars
+
+    def heartbeats(self) -> list[Heartbeat]:
+        """Return the latest heartbeat of every rank that has written one, by rank. Always read anew."""
+        return list(read_heartbeats(self.directory))
+
+    # -- what it means -------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> RunState:
+        """How the run stands at this moment."""
+        return self.liveness().state
+
+    def liveness(self, *, now_unix_s: float | None = None) -> Liveness:
+        """Return the state with its reason; ``now_unix_s`` is for looking back."""
+        scalars = self.scalars()
+        median = float(scalars["step_time_s"].tail(100).median()) if len(scalars) else 0.0
+        return judge_liveness(
+            self.info,
+            self.heartbeats(),
+            now_unix_s=time.time() if now_unix_s is None else now_unix_s,
+            progress_unix_s=float(scalars["unix_s"].max()) if len(scalars) else 0.0,
+            step_time_s=median if median == median else 0.0,
+        )
+
+    def steady(self) -> SteadySteps:
+        """Return the usable steps: complete on all ranks, past the first use, the most recent ones of the latest attempt."""
+        if not self._polled:
+            self.poll()
+        return self._derived.steady
+
+    def links(self) -> tuple[LinkMeasure, ...]:
+        """Return what each direction of each stage border did in the usable steps."""
+        self.steady()
+        return self._derived.links
+
+    def layer_costs(self) -> LayerCosts | None:
+        """Return what each layer costs, or None without usable steps."""
+        return measure_layer_costs(self.steady(), self.info) if self.steady().count and self.info.layers else None
+
+    def measured_step(self) -> MeasuredStep | None:
+        """Return what the planner knows of the run's step, or None without usable steps or without a layer list."""
+        self.steady()
+        return self._derived.measured
+
+    def report(self) -> Report:
+        """Return everything that is known; what is missing is said in the report, never raised."""
+        self.steady()
+        derived = self._derived
+        liveness = self.liveness()
+        return build_report(
+            ReportSources(
+                info=self.info,
+                liveness=liveness,
+                steady=derived.steady,
+                steps_done=derived.steps_done,
+                scalars=derived.scalars,
+                links=derived.links,
+                clock_uncertainty_ns=derived.uncertainty_ns,
+                replay_error_ratio=derived.replay_error_ratio,
+                missing=derived.missing,
+            )
+        )
+
+    def suggest(self) -> Suggestions:
+        """Return what would make the run faster, or why nothing is suggested. Writes nothing."""
+        self.steady()
+        return self._derived.suggestions
+
+    def save_suggestions(self) -> Suggestions:
+        """Write layers.arrow and suggestions.json into the run directory, and return the suggestions.
+
+        Raises:
+            RunError: If the run directory is not writable.
+        """
+        costs, found = self.layer_costs(), self.suggest()
+        if costs is not None:
+            write_layers(self.directory.layers_path, costs)
+        found.save(self.directory.suggestions_path)
+        return found
+
+
+class _Derived:
+    """What follows from what a run has read; made anew when something new was read, computed when asked for."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._info = run, run._info
+        self._events, self._scalar_rows = run._events, run._scalar_rows
+
+    @cached_property
+    def scalars(self) -> pd.DataFrame:
+        frame = pd.DataFrame(self._scalar_rows, columns=list(_SCALAR_COLUMNS))
+        return frame.astype(_SCALAR_COLUMNS).sort_values(["attempt", "step", "rank"], kind="stable", ignore_index=True)
+
+    @cached_property
+    def _whole_steps(self) -> pd.DataFrame:
+        frame: pd.DataFrame = self._events.filter(pc.equal(self._events["op"], int(Op.STEP))).to_pandas()
+        return frame
+
+    @cached_property
+    def steps_done(self) -> int:
+        windows = step_windows(self._whole_steps, ranks=self._info.ranks)
+        return int(windows.loc[windows["complete"], "step"].nunique())
+
+    @cached_property
+    def steady(self) -> SteadySteps:
+        # Chosen by the STEP events alone, so that a long run is not aligned and sorted as a whole at every look.
+        chosen = steady_steps(self._whole_steps, ranks=self._info.ranks)
+        events = self._events
+        inside = pc.and_(pc.equal(events["attempt"], chosen.attempt), pc.is_in(events["step"], pa.array(chosen.windows.index, pa.int32())))
+        timeline = build_timeline(events.filter(pc.or_(inside, pc.equal(events["op"], int(Op.CLOCK)))))
+        return replace(steady_steps(timeline, ranks=self._info.ranks), skipped=chosen.skipped)
+
+    @cached_property
+    def uncertainty_ns(self) -> dict[int, int]:
+        return clock_uncertainty_ns(self._events)
+
+    @cached_property
+    def links(self) -> tuple[LinkMeasure, ...]:
+        probes = self._events.filter(pc.equal(self._events["op"], int(Op.PROBE))).to_pandas()
+        return measure_links(self.steady, probes, uncertainty_ns=self.uncertainty_ns)
+
+    @cached_property
+    def measured(self) -> MeasuredStep | None:
+        if not self.steady.count or not self._info.layers:
+            return None
+        return measure_step(self.steady, self._info, measure_layer_costs(self.steady, self._info), self.links)
+
+    @cached_property
+    def replay_error_ratio(self) -> float | None:
+        if self.measured is None or self.measured.layers.missing:
+            return None
+        try:
+            return Predictor(self.measured).replay_error_ratio
+        except PPToolkitError:
+            return None  # a schedule that this release cannot build: suggest() says so
+
+    @cached_property
+    def suggestions(self) -> Suggestions:
+        if self.measured is None:
+            return Suggestions(run_id=self._info.run_id, no_change=NoChange(reason="; ".join(self.missing), conclusive=False))
+        return suggest(self.measured, self._info)
+
+    @cached_property
+    def missing(self) -> tuple[str, ...]:
+        found = list(self._run._reader.skipped.notices)
+        silent = sorted(set(range(self._info.ranks)) - {int(rank) for rank in pc.unique(self._events["rank"]).to_pylist()})
+        if len(silent) == self._info.ranks:
+            found.append("no rank has written events yet; they come with the first steps")
+        elif silent:
+            some = ", ".join(map(str, silent[:8])) + (" and more" if len(silent) > 8 else "")
+            found.append(f"ranks without events: {some}; a step counts only when all ranks have finished it")
+        if not self.steady.count and len(silent) < self._info.ranks:
+            found.append("no step is complete on all ranks after the first one yet; statistics need a few more steps")
+        if not self._info.layers:
+            found.append("run.json names no layers, so nothing can be planned from this run")
+        if self.measured is not None:
+            found += self.measured.layers.missing
+        return tuple(found)
