@@ -5,6 +5,7 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ class Plan:
         """
         self.check(layers)
         edges = (0, *self.cuts, layers)
-        return tuple(range(a, b) for a, b in zip(edges, edges[1:], strict=False))
+        return tuple(range(a, b) for a, b in pairwise(edges))
 
     def check(self, layers: int, *, fingerprint: str | None = None) -> None:
         """Refuse a plan that does not fit a model of ``layers`` layers.
@@ -101,10 +102,13 @@ class Plan:
             )
         for before, cut in zip((0, *self.cuts), self.cuts, strict=False):
             if not 0 < cut < layers:
-                raise PlanError(f"cut point {cut} in cuts={list(self.cuts)} is out of range; the model has {layers} layers, so use 1 to {layers - 1}")
+                raise PlanError(
+                    f"cut point {cut} in cuts={list(self.cuts)} is out of range; the model has {layers} layers, so use 1 to {layers - 1}"
+                )
             if cut <= before:
                 raise PlanError(
-                    f"cut point {cut} in cuts={list(self.cuts)} does not come after {before}, which would leave a stage empty; use increasing cut points"
+                    f"cut point {cut} in cuts={list(self.cuts)} does not come after {before}, "
+                    "which would leave a stage empty; use increasing cut points"
                 )
         for stage in self.recompute:
             if not 0 <= stage < self.stages:
@@ -184,7 +188,9 @@ class Plan:
             raise PlanError(f"unknown key {unknown[0]!r} in {where}; a plan knows {', '.join(sorted(_TOP_KEYS))}")
         version = body.get("version", PLAN_VERSION)
         if version != PLAN_VERSION:
-            raise PlanError(f"{where} has plan version {version!r}, and this release reads version {PLAN_VERSION}; write it anew with pptoolkit apply")
+            raise PlanError(
+                f"{where} has plan version {version!r}, and this release reads version {PLAN_VERSION}; write it anew with pptoolkit apply"
+            )
         fields = {k: body[k] for k in ("schedule", "micro_batches", "replicas", "fingerprint") if k in body}
         try:
             for name in ("cuts", "recompute"):
@@ -193,7 +199,9 @@ class Plan:
             origin = Origin(**body["origin"]) if "origin" in body else None
             prediction = Prediction(**body["prediction"]) if "prediction" in body else None
         except TypeError as error:
-            raise PlanError(f"{where} has an entry of the wrong kind: {error}; compare it with a plan written by pptoolkit apply") from error
+            raise PlanError(
+                f"{where} has an entry of the wrong kind: {error}; compare it with a plan written by pptoolkit apply"
+            ) from error
         try:
             return cls(**fields, origin=origin, prediction=prediction)
         except PlanError as error:

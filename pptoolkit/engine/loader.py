@@ -27,7 +27,8 @@ class BatchSource:
         if batch_size < 1 or batch_size % micro_batches:
             best = max(micro_batches, batch_size // micro_batches * micro_batches)
             raise ConfigError(
-                f"batch_size={batch_size} cannot be cut into {micro_batches} equal micro-batches; use batch_size={best}, or micro_batches that divide it"
+                f"batch_size={batch_size} cannot be cut into {micro_batches} equal micro-batches; "
+                f"use batch_size={best}, or micro_batches that divide it"
             )
         try:
             self.samples = len(dataset)

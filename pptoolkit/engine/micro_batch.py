@@ -1,6 +1,7 @@
 """Cutting a batch into micro-batches and weighing each by its share of the samples. Any nesting of tensors works."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def split(batch: Any, count: int) -> list[Any]:
     if samples < count:
         raise PlanError(f"a batch of {samples} samples cannot be cut into {count} micro-batches; use at most {samples} micro-batches")
     edges = [samples * i // count for i in range(count + 1)]
-    return [_map(batch, lambda t, a=a, b=b: t[a:b]) for a, b in zip(edges, edges[1:], strict=False)]  # type: ignore[misc]
+    return [_map(batch, lambda t, a=a, b=b: t[a:b]) for a, b in pairwise(edges)]  # type: ignore[misc]
 
 
 def weights(micro_batches: list[Any]) -> list[float]:

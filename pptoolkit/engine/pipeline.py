@@ -156,9 +156,7 @@ class Pipeline:
             resident_bytes=self._resident_bytes,
         )
 
-    def _run(
-        self, runtime: InstrumentedRuntime, count: int, inputs: Any, targets: Any, *, step: int, sampled: int, train: bool
-    ) -> float:
+    def _run(self, runtime: InstrumentedRuntime, count: int, inputs: Any, targets: Any, *, step: int, sampled: int, train: bool) -> float:
         parts = mb.split(mb.to_device(inputs, self.device), count)
         arguments = [mb.as_arguments(part) for part in parts]
         shapes = [self._infer(args) for args in arguments]

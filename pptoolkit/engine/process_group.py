@@ -39,7 +39,9 @@ def join(*, timeout_s: float = 1800.0) -> World:
     elif len(given) == 4:
         dist.init_process_group("gloo", timeout=timeout)
     else:
-        raise ConfigError(f"the environment has {', '.join(given)} but not the rest of RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; start with torchrun")
+        raise ConfigError(
+            f"the environment has {', '.join(given)} but not the rest of RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; start with torchrun"
+        )
     here = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
     limit_threads(here)
     return World(rank=dist.get_rank(), ranks=dist.get_world_size(), ranks_here=here, owned=True)

@@ -54,10 +54,10 @@ class InstrumentedRuntime(ScheduleRuntime):
         recorder: Recorder,
         resident_bytes: Callable[[], int],
     ) -> None:
-        super().__init__(list(stages), schedule.micro_batches, loss_fn=loss, scale_grads=False)
+        super().__init__(list(stages), schedule.micro_batches, loss_fn=loss, scale_grads=False)  # type: ignore[no-untyped-call]
         quiet_runtime_log()
         self._by_index = {stage.stage_index: stage for stage in stages}
-        self._schedule = schedule
+        self._schedule, self._loss = schedule, loss
         self._pipeline_rank = self.rank
         self._rank = group_ranks[self.rank]
         self._peer = [group_ranks[r] for r in schedule.stage_to_rank]
@@ -104,12 +104,12 @@ class InstrumentedRuntime(ScheduleRuntime):
     # -- torch's hooks -------------------------------------------------------------------------------------------------
 
     def _install(self, orders: Sequence[Sequence[Action]]) -> None:
-        as_torch = {rank: [_to_torch(action) for action in order] for rank, order in enumerate(orders)}
+        as_torch: dict[int, list[TorchAction | None]] = {rank: [_to_torch(action) for action in order] for rank, order in enumerate(orders)}
         self._from_torch = {_to_torch(action): action for order in orders for action in order}
         if any(action.kind is not ActionKind.FORWARD for order in self._schedule.orders for action in order):
             self._prepare_schedule_with_comms(as_torch, format="compute_comms")
         else:  # torch's check wants a backward for each forward; an evaluation has none
-            self.pipeline_order_with_comms = as_torch
+            self.pipeline_order_with_comms = as_torch  # type: ignore[assignment]
         self.stage_index_to_group_rank = dict(enumerate(self._schedule.stage_to_rank))
         for stage in self._by_index.values():
             stage.stage_index_to_group_rank = self.stage_index_to_group_rank
@@ -151,7 +151,7 @@ class InstrumentedRuntime(ScheduleRuntime):
             output = stage.forward_one_chunk(m, context.arg_mbs[m] if stage.is_first else (), None, save_forward_output=False)
             if stage.is_last:
                 assert context.target_mbs is not None
-                self._losses[m] = self._weigh(self._compute_loss(output, context.target_mbs[m]), m)
+                self._losses[m] = self._weigh(self._loss(output, context.target_mbs[m]), m)
         if marks is not None:
             self._marks[action.stage, m] = marks
             for index, (start, end) in enumerate(marks.forward_spans(timed.end_ns)):
@@ -303,9 +303,7 @@ class _Timed:
         runtime.compute_ns += self.end_ns - self.start_ns
         runtime._recorder.in_flight = None
         flags = Flag.SAMPLED if action.micro_batch == runtime._sampled else Flag.NONE
-        runtime._recorder.record(
-            op, action.stage, action.micro_batch, -1, self.start_ns, self.end_ns, 0, runtime._resident_bytes(), flags
-        )
+        runtime._recorder.record(op, action.stage, action.micro_batch, -1, self.start_ns, self.end_ns, 0, runtime._resident_bytes(), flags)
 
 
 def _root(error: BaseException) -> BaseException:

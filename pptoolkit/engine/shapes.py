@@ -62,9 +62,7 @@ def infer_stage(module: nn.Module, inputs: Specs, *, rank: int, stage: int, devi
         with mode, torch.autograd.graph.saved_tensors_hooks(counter.note_saved, lambda kept: kept):
             state = {name: mode.from_tensor(t) for name, t in (*module.named_parameters(), *module.named_buffers())}
             counter.ignore(state.values())
-            examples = tuple(
-                torch.empty(spec.shape, dtype=spec.dtype, device=device).requires_grad_(spec.requires_grad) for spec in inputs
-            )
+            examples = tuple(torch.empty(spec.shape, dtype=spec.dtype, device=device).requires_grad_(spec.requires_grad) for spec in inputs)
             output = functional_call(module, state, examples)
     except Exception as error:
         raise StageError(rank=rank, stage=stage, micro_batch=0, step=0, doing="shape inference", cause=error) from error

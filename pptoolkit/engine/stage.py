@@ -34,7 +34,8 @@ class PooledStage(PipelineStage):
         self.has_backward = train
         self.chunks = len(shapes)
         self.clear_runtime_states()
-        self._stage_meta.inputs = shapes[0].inputs  # torch reads its length to tell inputs from keyword tensors
+        # torch reads only its length, to tell inputs from keyword tensors.
+        self._stage_meta.inputs = shapes[0].inputs  # type: ignore[assignment]
 
     def end_step(self) -> None:
         """Give every buffer back, also after a step that broke off or had no backward."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class LayerMarks:
         if not all(self.backward_ns):
             return None
         edges = [start_ns, *reversed(self.backward_ns), end_ns]
-        return list(reversed(list(zip(edges, edges[1:], strict=False))))
+        return list(reversed(list(pairwise(edges))))
 
 
 class StageModule(nn.Module):

@@ -20,7 +20,6 @@ _RUNTIME_NAMES = (
     "_initialize_stages",
     "_prepare_schedule_with_comms",
     "_step_microbatches",
-    "_compute_loss",
     "register_custom_function",
 )
 _STAGE_NAMES = (

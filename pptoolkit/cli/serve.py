@@ -1,0 +1,55 @@
+"""``pptoolkit dashboard``."""
+
+import importlib.util
+import subprocess
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pptoolkit.cli.find import RUNS
+from pptoolkit.cli.screen import out
+from pptoolkit.errors import ConfigError
+
+
+def dashboard(
+    runs: Annotated[Path, typer.Argument(help="Folder of runs, or one run.")] = RUNS,
+    port: Annotated[int, typer.Option(help="Port; the next free one where it is taken.", min=1, max=65535)] = 8501,
+) -> int:
+    """Serve the dashboard on this machine: live Gantt, stages, suggestions with an Apply button."""
+    process, url = start_dashboard(runs, port)
+    out.print(f"dashboard: {url}  (Ctrl-C ends it)")
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        stop_dashboard(process)
+
+
+def start_dashboard(runs: Path, port: int) -> "tuple[subprocess.Popen[bytes], str]":
+    """Start the dashboard as a process of its own; return it and its address.
+
+    Raises:
+        ConfigError: If Streamlit is not installed, or no port is free.
+    """
+    if importlib.util.find_spec("streamlit") is None:
+        raise ConfigError("the dashboard needs Streamlit, which is not installed; install it with: pip install 'pptoolkit[dashboard]'")
+    from dashboard.launch import command, environment, free_port
+
+    free = free_port(port)
+    if free != port:
+        out.print(f"port {port} is taken; the dashboard uses {free}")
+    # Its own log says a second address and little else; errors still reach the screen.
+    process = subprocess.Popen(command(runs, port=free), env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    return process, f"http://localhost:{free}"
+
+
+def stop_dashboard(process: "subprocess.Popen[bytes]") -> None:
+    """End the dashboard and wait until it is gone."""
+    process.terminate()
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,55 @@
+"""``pptoolkit train``."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from pptoolkit.cli.screen import out
+from pptoolkit.config import RunConfig
+from pptoolkit.plan import Plan
+
+if TYPE_CHECKING:
+    from pptoolkit.launch import Launched
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="Job file, e.g. examples/gpt.toml.")],
+    nproc: Annotated[int | None, typer.Option("--nproc", "-n", help="Ranks to start; default: one per stage of the plan.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="Plan file as written by apply; it wins over the job file's [plan].")] = None,
+    run: Annotated[Path | None, typer.Option(help="Run directory; default: runs/<job name>, numbered when taken.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Train so many steps instead of the job file's number.")] = None,
+) -> int:
+    """Train a job on this machine with telemetry, and leave a run directory behind."""
+    job = RunConfig.load(config)
+    if steps is not None:
+        job = RunConfig.from_dict({**job.model_dump(), "training": {**job.training.model_dump(), "steps": steps}}, where="--steps")
+    outcome = train_job(
+        job, plan=Plan.load(plan) if plan is not None else None, nproc=nproc, run=run or Path("runs") / config.stem, command=tuple(sys.argv)
+    )
+    return 130 if outcome.stopped else 0
+
+
+def train_job(job: RunConfig, *, plan: Plan | None, nproc: int | None, run: Path, command: tuple[str, ...] = ()) -> "Launched":
+    """Prepare, say what will run, launch, and say where it is."""
+    with out.status("reading the corpus"):
+        from pptoolkit.launch import launch, prepare
+
+        _, directory = prepare(job, plan=plan, ranks=nproc, run=run, command=command)
+    info = directory.read_info()
+    parts = info.read_plan().stage_layers(len(info.layers))
+    out.print(
+        f"[bold]run {escape(str(directory.path))}[/]: {len(info.layers)} layers on {info.ranks} ranks, {info.schedule}, "
+        f"{info.micro_batches} micro-batches",
+        soft_wrap=True,
+    )
+    for stage, part in enumerate(parts):
+        names = f"{info.layers[part.start]} to {info.layers[part[-1]]} ({len(part)} layers)"
+        out.print(f"  stage {stage} (rank {info.stage_to_rank[stage]}): {escape(names)}", soft_wrap=True)
+    outcome = launch(directory)
+    ended = directory.read_info()
+    how = ended.message or f"{ended.steps} steps"
+    out.print(f"{ended.status.value}: {escape(how)}; see it with: pptoolkit report {escape(str(directory.path))}", soft_wrap=True)
+    return outcome

@@ -1,0 +1,123 @@
+"""The job file of ``pptoolkit train``: strict, so that a misspelt key is an error and never ignored."""
+
+import difflib
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from pptoolkit.errors import ConfigError
+
+Positive = Annotated[int, Field(ge=1)]
+Ratio = Annotated[float, Field(ge=0, lt=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ModelConfig(_Section):
+    """A GPT: embedding, ``depth`` blocks and a head, each of them a layer."""
+
+    kind: Literal["gpt"] = "gpt"
+    width: Positive = 128
+    depth: Positive = 8
+    heads: Positive = 4
+    sequence: Positive = 128
+    dropout: Ratio = 0.1
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> "ModelConfig":
+        if self.width % self.heads:
+            raise ValueError(f"width={self.width} is no multiple of heads={self.heads}; choose heads that divide width")
+        return self
+
+
+class DataConfig(_Section):
+    """Text to train on; an empty path means the Python standard library's own source files."""
+
+    path: str = ""
+    vocabulary: Annotated[int, Field(ge=300, le=65536)] = 4096
+    max_bytes: Positive = 4_000_000
+
+
+class TrainingConfig(_Section):
+    batch_size: Positive = 32
+    steps: Positive = 40
+    seed: Annotated[int, Field(ge=0)] = 0
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    clip_norm: Annotated[float, Field(gt=0)] | None = None
+    dtype: Literal["float32", "float64"] = "float32"
+
+
+class PlanConfig(_Section):
+    """How to cut when no plan file is given. No ``cuts``: the same number of layers for every rank."""
+
+    cuts: list[int] | None = None
+    schedule: str = "1f1b"
+    micro_batches: Positive = 8
+
+
+class TelemetryConfig(_Section):
+    enabled: bool = True
+    port: Annotated[int, Field(ge=1, le=65535)] = 9100
+    address: str = "127.0.0.1"
+    sample_layers_every: Annotated[int, Field(ge=0)] = 1
+
+
+class RunConfig(_Section):
+    """A whole job: ``[model] [data] [training] [plan] [telemetry] [run]``."""
+
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    training: TrainingConfig = TrainingConfig()
+    plan: PlanConfig = PlanConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "RunConfig":
+        """Read a job file.
+
+        Raises:
+            ConfigError: If it is missing, is no TOML, or has a key or value that no job has.
+        """
+        try:
+            body = tomllib.loads(Path(path).read_text())
+        except FileNotFoundError as error:
+            raise ConfigError(f"there is no config at {path}; examples/gpt.toml is one to start from") from error
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"cannot read {path}: {error}; it must be a TOML file like examples/gpt.toml") from error
+        return cls.from_dict(body, where=str(path))
+
+    @classmethod
+    def from_dict(cls, body: dict[str, Any], *, where: str) -> "RunConfig":
+        """Check parsed TOML; ``where`` names the file in messages."""
+        try:
+            config = cls.model_validate(body)
+        except ValidationError as error:
+            raise ConfigError(f"{where}: {_explain(error)}") from None
+        return config
+
+
+def _explain(error: ValidationError) -> str:
+    """Turn pydantic's first finding into one sentence with the key, the value and the remedy."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        section = RunConfig.model_fields if len(first["loc"]) == 1 else _section_fields(str(first["loc"][0]))
+        close = difflib.get_close_matches(str(first["loc"][-1]), section, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(section)}"
+        return f"unknown key {key!r}; {hint}"
+    message = first["msg"].removeprefix("Value error, ")
+    return (
+        f"{key or 'the file'} = {first['input']!r}: {message[0].lower()}{message[1:]}"
+        if first["type"] != "value_error"
+        else f"[{key}] {message}"
+    )
+
+
+def _section_fields(section: str) -> list[str]:
+    model = RunConfig.model_fields[section].annotation if section in RunConfig.model_fields else None
+    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else list(RunConfig.model_fields)

@@ -1,0 +1,143 @@
+"""What the trainer writes into run.json: at the start, when training begins, and when it ends. Rank 0 writes, all agree."""
+
+import importlib.metadata
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pptoolkit.errors import RunError
+from pptoolkit.failure import RankFailure
+from pptoolkit.plan import Plan
+from pptoolkit.schedule import build_schedule
+from pptoolkit.simulator import schedule_bubble_ratio
+from pptoolkit.telemetry import Attempt, RunDirectory, RunInfo, RunStatus
+
+
+class RunSetup:
+    """The facts of one run, and the one place that writes them.
+
+    Args:
+        plan: The plan that the run executes, already checked.
+        layers: Names of the model's layers.
+        ranks: Processes of the run.
+        seed: The run's seed.
+
+    Raises:
+        PlanError: If the plan's stages do not fit the number of ranks.
+    """
+
+    def __init__(self, plan: Plan, *, layers: Sequence[str], ranks: int, seed: int) -> None:
+        self.plan, self._layers, self._ranks, self._seed = plan, tuple(layers), ranks, seed
+        self.schedule = build_schedule(plan.schedule, ranks=ranks, stages=plan.stages, micro_batches=plan.micro_batches)
+
+    def create(self, path: Path, *, config: dict[str, Any] | None = None, command: Sequence[str] = ()) -> RunDirectory:
+        """Make a new run directory at ``path``, or at ``path-2`` and so on where that is taken.
+
+        Raises:
+            RunError: If it cannot be written.
+        """
+        target, number = path, 1
+        while target.exists() and (not target.is_dir() or any(target.iterdir())):
+            number += 1
+            target = path.with_name(f"{path.name}-{number}")
+        run = RunDirectory.create(target, self._info(target.name, config or {}, tuple(command)))
+        self.plan.save(run.plan_path)
+        return run
+
+    def open(self, run: str | Path | RunDirectory, *, rank: int) -> RunDirectory:
+        """Return the run directory, the same on every rank; rank 0 makes it where it is only a path."""
+        if isinstance(run, RunDirectory):
+            return run
+        outcome: list[Any] = [None]
+        error: RunError | None = None
+        if rank == 0:
+            try:
+                outcome = [str(self.create(Path(run), command=sys.argv).path)]
+            except RunError as failed:
+                error = failed
+                outcome = [failed]
+        dist.broadcast_object_list(outcome, src=0)
+        if error is not None or isinstance(outcome[0], RunError):
+            raise error or outcome[0]
+        return RunDirectory(outcome[0])
+
+    def announce(self, run: RunDirectory, *, steps: int, batch_size: int, tokens_per_sample: int) -> None:
+        """Say that training begins."""
+        run.update_info(status=RunStatus.RUNNING.value, message="", steps=steps, batch_size=batch_size, tokens_per_sample=tokens_per_sample)
+
+    def add_layer_facts(self, run: RunDirectory, facts: Sequence[dict[str, Any]]) -> None:
+        """Add parameters and bytes of every layer, in model order."""
+        run.update_info(layer_facts=[{k: v for k, v in fact.items() if k != "index"} for fact in facts])
+
+    def end(self, run: RunDirectory, status: RunStatus, message: str = "") -> None:
+        """Say how the run ended."""
+        _end_attempt(run, status, message, None)
+
+    def fail(self, run: RunDirectory, failure: RankFailure) -> None:
+        """Say that a rank failed. A victim never hides the cause that another rank has told already."""
+        try:
+            if not (failure.victim and run.read_info().status is RunStatus.FAILED):
+                _end_attempt(run, RunStatus.FAILED, failure.message, failure.rank)
+        except RunError:
+            pass  # the directory is gone or full: the error itself is about to be raised, which matters more
+
+    def _info(self, run_id: str, config: dict[str, Any], command: tuple[str, ...]) -> RunInfo:
+        now = time.time()
+        origin = self.plan.origin
+        return RunInfo(
+            run_id=run_id,
+            name=run_id,
+            status=RunStatus.WAITING,
+            created_unix_s=now,
+            updated_unix_s=now,
+            attempts=(Attempt(attempt=0, started_unix_s=now),),
+            command=command,
+            seed=self._seed,
+            config=config,
+            layers=self._layers,
+            fingerprint=self.plan.fingerprint,
+            plan=self.plan.to_dict(),
+            stage_to_rank=self.schedule.stage_to_rank,
+            ranks=self._ranks,
+            replicas=self.plan.replicas,
+            schedule=self.plan.schedule,
+            micro_batches=self.plan.micro_batches,
+            schedule_bubble_ratio=schedule_bubble_ratio(self.schedule),
+            parent=Path(origin.run).name if origin is not None else None,
+            versions={
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "pptoolkit": importlib.metadata.version("pptoolkit"),
+            },
+            hosts=(socket.gethostname(),),
+            device="cpu",
+        )
+
+
+def _end_attempt(run: RunDirectory, status: RunStatus, message: str, failed_rank: int | None) -> None:
+    def change(info: RunInfo) -> RunInfo:
+        *earlier, last = info.attempts
+        ended = {**last.model_dump(mode="json"), "ended_unix_s": time.time(), "status": status.value, "message": message}
+        attempts = [*(a.model_dump(mode="json") for a in earlier), {**ended, "failed_rank": failed_rank}]
+        return info.evolve(status=status.value, message=message, attempts=attempts)
+
+    run.update_info(change)
+
+
+def mark_failed(run: RunDirectory, message: str, *, rank: int | None) -> None:
+    """Say that a run failed, for a process outside of it: the launcher that saw a rank die."""
+    _end_attempt(run, RunStatus.FAILED, message, rank)
+
+
+def visible_path(path: Path) -> str:
+    """Return ``path`` as a person types it: relative to here where that is shorter."""
+    relative = os.path.relpath(path)
+    return relative if not relative.startswith("..") else str(path)
