@@ -12,7 +12,7 @@ import pytest
 from tests.support.ranks import KEPT_RANKS
 
 _SLOW_TIMEOUT_S = 600
-_GRACE_S = 3.0  # for what is on its way out when the test ends
+_GRACE_S = 2.0  # for what is on its way out when the test ends
 # multiprocessing starts these two once and keeps them; pytest itself writes the variable.
 _KEPT_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 _KEPT_VARIABLES = frozenset({"PYTEST_CURRENT_TEST"})

@@ -22,7 +22,9 @@ def batch(step: int, samples: int, width: int = WIDTH) -> tuple[torch.Tensor, to
     return x, y
 
 
-def make_pipeline(layers: list[Layer], *, schedule: str, micro_batches: int, cuts: tuple[int, ...] | None = None, seed: int = 7) -> Pipeline:
+def make_pipeline(
+    layers: list[Layer], *, schedule: str, micro_batches: int, cuts: tuple[int, ...] | None = None, seed: int = 7
+) -> Pipeline:
     plan = Plan(
         cuts=equal_layer_cuts(len(layers), dist.get_world_size()) if cuts is None else cuts, schedule=schedule, micro_batches=micro_batches
     )
@@ -50,7 +52,9 @@ def train(
     seed: int = 7,
 ) -> dict[str, Any]:
     """Train a small MLP with Adam; return all losses, the last gradients and the final parameters of this rank's layers."""
-    pipeline = make_pipeline(mlp_layers(WIDTH, depth, dropout=dropout), schedule=schedule, micro_batches=micro_batches, cuts=cuts, seed=seed)
+    pipeline = make_pipeline(
+        mlp_layers(WIDTH, depth, dropout=dropout), schedule=schedule, micro_batches=micro_batches, cuts=cuts, seed=seed
+    )
     initial = {name: t.detach().tolist() for name, t in pipeline.named_state().items()}
     optimizer = torch.optim.Adam(pipeline.parameters(), lr=0.01)
     losses, gradients = [], {}

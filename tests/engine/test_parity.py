@@ -49,7 +49,12 @@ def plain_training(*, samples: int = 8, steps: int = 4, depth: int = 8, seed: in
         losses.append(loss.item())
         gradients = {name: p.grad.tolist() for name, p in parameters.items() if p.grad is not None}
         optimizer.step()
-    return {"losses": losses, "gradients": gradients, "initial": initial, "parameters": {n: p.detach().tolist() for n, p in parameters.items()}}
+    return {
+        "losses": losses,
+        "gradients": gradients,
+        "initial": initial,
+        "parameters": {n: p.detach().tolist() for n, p in parameters.items()},
+    }
 
 
 @pytest.fixture(scope="module", autouse=True)

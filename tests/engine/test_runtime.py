@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_layer_times_lie_inside_their_op_and_do_not_overlap(pool: Pools) -> None
             spans = sorted((e.start_ns, e.end_ns) for e in events if e.op == layer_op)
             assert whole.start_ns <= spans[0][0]
             assert spans[-1][1] <= whole.end_ns
-            assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+            assert all(a[1] <= b[0] for a, b in pairwise(spans))
         backward = {e.peer: e.start_ns for e in events if e.op == Op.LAYER_BACKWARD}
         assert sorted(backward, key=lambda layer: backward[layer]) == sorted(backward, reverse=True)
 
