@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import torch
 
-from pptoolkit.engine.shapes import TensorSpec
+from pptoolkit.engine.border import TensorSpec
 
 
 class BufferPool:

@@ -1,7 +1,7 @@
 """The layer list: named factories, built only on the rank that runs them, each under a seed of its own."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,14 +17,34 @@ class Layer:
     Args:
         name: Global name, unique in the model; it decides the seeds and the names in checkpoints.
         factory: Called with the arguments on the rank that owns the layer; returns an ``nn.Module``.
+        inputs: Names that the layer takes as keyword arguments, besides what the layer before returns: what an earlier
+            layer ``provides``, or else an entry of the batch, cut along the micro-batches. Wherever the cuts fall.
+        provides: Name under which later layers may take this layer's output: a skip connection.
+        tie: Parameters of this layer that are those of another one: ``{"weight": "embed.weight"}``.
+
+    A factory that itself takes an argument named ``inputs``, ``provides`` or ``tie`` gets it through ``functools.partial``.
     """
 
-    __slots__ = ("args", "factory", "kwargs", "name")
+    __slots__ = ("args", "factory", "inputs", "kwargs", "name", "provides", "tie")
 
-    def __init__(self, name: str, factory: Callable[..., nn.Module], *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        factory: Callable[..., nn.Module],
+        *args: Any,
+        inputs: str | Sequence[str] = (),
+        provides: str = "",
+        tie: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
         if not name or not isinstance(name, str):
             raise ConfigError(f"layer name {name!r} is not a text; give every layer a name, e.g. 'block0'")
         self.name, self.factory, self.args, self.kwargs = name, factory, args, kwargs
+        self.inputs = (inputs,) if isinstance(inputs, str) else tuple(inputs)
+        self.provides, self.tie = provides, dict(tie or {})
+        for entry in (*self.inputs, *((provides,) if provides else ())):
+            if not isinstance(entry, str) or not entry.isidentifier():
+                raise ConfigError(f"layer {name!r} names {entry!r} as an input or output; use the name of a keyword argument, e.g. 'mask'")
 
     def __repr__(self) -> str:
         return f"Layer({self.name!r}, {_kind(self.factory)})"
@@ -48,7 +68,9 @@ class Layer:
     def signature(self) -> str:
         """Return a text that changes when the layer's name, kind or arguments do; part of the plan's fingerprint."""
         kwargs = sorted(self.kwargs.items())
-        return f"{self.name}|{_kind(self.factory)}|{[_plain(a) for a in self.args]}|{[(k, _plain(v)) for k, v in kwargs]}"
+        text = f"{self.name}|{_kind(self.factory)}|{[_plain(a) for a in self.args]}|{[(k, _plain(v)) for k, v in kwargs]}"
+        declared = (self.inputs, self.provides, sorted(self.tie.items()))
+        return f"{text}|{declared}" if any(declared) else text
 
 
 class _Built:

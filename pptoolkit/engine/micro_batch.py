@@ -1,12 +1,25 @@
 """Cutting a batch into micro-batches and weighing each by its share of the samples. Any nesting of tensors works."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
 
+from pptoolkit.engine.border import TensorSpec, tensors_in
 from pptoolkit.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatches:
+    """Inputs or targets that are cut into micro-batches already, which may differ in every dimension: a sequence length each.
+
+    Args:
+        parts: One for each micro-batch of the plan, each with its samples along the first dimension.
+    """
+
+    parts: Sequence[Any]
 
 
 def batch_size(batch: Any) -> int:
@@ -15,7 +28,7 @@ def batch_size(batch: Any) -> int:
     Raises:
         PlanError: If there is no tensor in it, or the tensors disagree.
     """
-    sizes = {int(t.shape[0]) if t.dim() else 0 for t in _tensors(batch)}
+    sizes = {int(t.shape[0]) if t.dim() else 0 for t in tensors_in(batch)}
     if len(sizes) != 1 or 0 in sizes:
         raise PlanError(f"a batch's tensors have {sorted(sizes)} samples in their first dimension; they must agree, and be at least 1")
     return sizes.pop()
@@ -27,11 +40,15 @@ def split(batch: Any, count: int) -> list[Any]:
     Raises:
         PlanError: If there are fewer samples than micro-batches.
     """
+    if isinstance(batch, MicroBatches):
+        if len(batch.parts) != count:
+            raise PlanError(f"the batch is cut into {len(batch.parts)} micro-batches, but the plan has {count}; cut it into {count}")
+        return list(batch.parts)
     samples = batch_size(batch)
     if samples < count:
         raise PlanError(f"a batch of {samples} samples cannot be cut into {count} micro-batches; use at most {samples} micro-batches")
     edges = [samples * i // count for i in range(count + 1)]
-    return [_map(batch, lambda t, a=a, b=b: t[a:b]) for a, b in pairwise(edges)]  # type: ignore[misc]
+    return [apply(batch, lambda t, a=a, b=b: t[a:b]) for a, b in pairwise(edges)]  # type: ignore[misc]
 
 
 def weights(micro_batches: list[Any]) -> list[float]:
@@ -41,29 +58,28 @@ def weights(micro_batches: list[Any]) -> list[float]:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    return batch if device.type == "cpu" else _map(batch, lambda t: t.to(device, non_blocking=True))
+    return batch if device.type == "cpu" else apply(batch, lambda t: t.to(device, non_blocking=True))
 
 
-def as_arguments(inputs: Any) -> tuple[Any, ...]:
-    """Return the positional arguments of the first layer: a tuple as it is, anything else as the only one."""
-    return inputs if isinstance(inputs, tuple) else tuple(inputs) if isinstance(inputs, list) else (inputs,)
+def key_of(value: Any) -> Hashable:
+    """Return what shape inference depends on: shapes and kinds of tensors, and everything else as it is."""
+    if isinstance(value, torch.Tensor):
+        return TensorSpec.of(value)
+    if isinstance(value, dict):
+        return "dict", tuple((key, key_of(entry)) for key, entry in value.items())
+    if isinstance(value, tuple | list):
+        return type(value).__name__, tuple(key_of(entry) for entry in value)
+    return value if isinstance(value, int | float | str | bool | None) else type(value).__qualname__
 
 
-def _tensors(batch: Any) -> list[torch.Tensor]:
-    if isinstance(batch, torch.Tensor):
-        return [batch]
-    if isinstance(batch, dict):
-        return [t for value in batch.values() for t in _tensors(value)]
-    if isinstance(batch, tuple | list):
-        return [t for value in batch for t in _tensors(value)]
-    return []
-
-
-def _map(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def apply(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return ``batch`` with ``function`` of every tensor in its place."""
     if isinstance(batch, torch.Tensor):
         return function(batch)
     if isinstance(batch, dict):
-        return {key: _map(value, function) for key, value in batch.items()}
+        return {key: apply(value, function) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
-        return type(batch)(_map(value, function) for value in batch)
+        return type(batch)(apply(value, function) for value in batch)
+    if isinstance(batch, MicroBatches):
+        return MicroBatches([apply(part, function) for part in batch.parts])
     return batch

@@ -1,6 +1,7 @@
 """The pipeline on this rank: its stages built, its shapes known, one call a step."""
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +13,15 @@ from pptoolkit.engine import micro_batch as mb
 from pptoolkit.engine.layers import Layer
 from pptoolkit.engine.randomness import LayerSeeder
 from pptoolkit.engine.runtime import InstrumentedRuntime, LossFunction
-from pptoolkit.engine.shapes import Specs, StageShapes, TensorSpec, infer_stage, receive_specs, send_specs
+from pptoolkit.engine.shape_book import ShapeBook
 from pptoolkit.engine.stage import PooledStage
 from pptoolkit.engine.stage_module import StageModule
+from pptoolkit.engine.ties import TiedParameters
+from pptoolkit.engine.wiring import Wiring
+from pptoolkit.errors import PlanError
 from pptoolkit.plan import Plan
-from pptoolkit.schedule import Schedule, build_schedule, forward_schedule
+from pptoolkit.schedule import FORWARD_ONLY, Schedule, build_schedule, forward_schedule, validate
+from pptoolkit.telemetry.events import Op
 from pptoolkit.telemetry.recorder import Recorder
 
 
@@ -43,6 +48,11 @@ class Pipeline:
         recorder: Where events go.
         device: Where this rank's stages live.
         resident_bytes: Cheap reading of the process's memory.
+
+    Raises:
+        PlanError: If the plan does not fit the number of ranks, or its schedule trains nothing.
+        ScheduleError: If the schedule cannot run.
+        ConfigError: If names that the layers declare lead nowhere, or tied parameters do not fit each other.
     """
 
     def __init__(
@@ -59,20 +69,24 @@ class Pipeline:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.device = device
         self.schedule = build_schedule(plan.schedule, ranks=self.ranks, stages=plan.stages, micro_batches=plan.micro_batches)
+        if self.schedule.name == FORWARD_ONLY:
+            raise PlanError(f"schedule {FORWARD_ONLY!r} has no backward and trains nothing; choose another, e.g. '1f1b'")
+        validate(self.schedule)
+        self._wiring = Wiring.of(layers)
         self._parts = plan.stage_layers(len(layers))
+        built = {i: layers[i].build(seed).to(device) for stage in self.schedule.stages_of(self.rank) for i in self._parts[stage]}
+        layer_to_rank = [self.schedule.stage_to_rank[stage] for stage, part in enumerate(self._parts) for _ in part]
+        self._ties = TiedParameters(self._wiring, built, layer_to_rank, rank=self.rank, group_ranks=range(self.ranks))
         self.stages = {
-            index: PooledStage(
-                _build_module(layers, self._parts[index], seed=seed, device=device),
-                stage=index,
-                stages=plan.stages,
-                device=device,
-            )
+            index: PooledStage(self._stage_module(index, built, seed), stage=index, stages=plan.stages, device=device)
             for index in self.schedule.stages_of(self.rank)
         }
         self._loss, self._recorder, self._resident_bytes = loss, recorder, resident_bytes
         self._train = self._runtime(self.schedule)
         self._forward_only: InstrumentedRuntime | None = None
-        self._shapes: dict[Specs, dict[int, StageShapes]] = {}
+        modules = {index: stage.module for index, stage in self.stages.items()}
+        self._shapes = ShapeBook(modules, self.schedule.stage_to_rank, group_ranks=range(self.ranks), rank=self.rank, device=device)
+        _warn_of_batch_norm(modules.values(), plan.micro_batches)
 
     @property
     def owns_first(self) -> bool:
@@ -92,25 +106,61 @@ class Pipeline:
         return self._train.compute_ns / 1e9
 
     def parameters(self) -> list[nn.Parameter]:
-        return [p for stage in self.stages.values() for p in stage.module.parameters()]
+        """Return this rank's parameters, each once: those that the optimizer updates here."""
+        return list(self.named_parameters().values())
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Return this rank's parameters under names that do not depend on the cut; a tied one goes by its owner's name.
+
+        A copy of a parameter that another rank owns is among them: load it, and its optimizer state, under that name.
+        """
+        return {name: t for name, t in self._named_tensors() if isinstance(t, nn.Parameter)}
+
+    def norm_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that this rank adds to the global gradient norm: all but copies of what another rank owns."""
+        copies = {id(p) for p in self._ties.copies}
+        return [p for p in self.parameters() if id(p) not in copies]
 
     def named_state(self) -> dict[str, torch.Tensor]:
-        """Return this rank's parameters and buffers under names that do not depend on the cut."""
-        return {name: t for stage in self.stages.values() for name, t in stage.module.global_state().items()}
+        """Return what this rank saves: its parameters and buffers under names that do not depend on the cut, a tied one once."""
+        copies = {id(p) for p in self._ties.copies}
+        return {name: t for name, t in self._named_tensors() if id(t) not in copies}
 
-    def train_step(self, inputs: Any, targets: Any, *, step: int, sampled: int = -1) -> float:
+    def refresh_ties(self) -> None:
+        """Give copies of tied parameters their owners' values, after parameters were changed other than by training.
+
+        Call it on every rank.
+        """
+        self._ties.refresh()
+
+    def reduce_ties(self) -> None:
+        """Sum the gradients of tied parameters over the ranks; once before each optimizer step, on every rank."""
+        if self._wiring.ties:
+            with self._recorder.span(Op.REDUCE) as span:
+                span.bytes = self._ties.reduce()
+
+    def forget_shapes(self) -> None:
+        """Infer all shapes anew, after parameters were frozen or unfrozen. Call it on every rank."""
+        self._shapes.forget()
+
+    def train_step(self, inputs: Any, targets: Any, *, step: int, sampled: int = -1, accumulates: bool = False) -> float:
         """Run forward and backward of one batch; gradients of its mean loss are added to the parameters'.
 
         Args:
-            inputs: The batch's inputs, samples along the first dimension; the same on every rank.
-            targets: The batch's targets, likewise.
+            inputs: The batch's inputs, samples along the first dimension; the same on every rank. A tuple is the first layer's
+                arguments; names that layers take are the keys of a dict, which may be the last entry of the tuple.
+            targets: The batch's targets, likewise. Both may be :class:`~pptoolkit.engine.micro_batch.MicroBatches`.
             step: Step index.
             sampled: Micro-batch whose layers are timed, or -1.
+            accumulates: Another batch follows before the optimizer: gradients of tied parameters are not summed yet.
 
         Returns:
             The batch's mean loss on the rank of the last stage, else 0.
         """
-        return self._run(self._train, self.schedule.micro_batches, inputs, targets, step=step, sampled=sampled, train=True)
+        share = self._run(self._train, self.schedule.micro_batches, inputs, targets, step=step, sampled=sampled, train=True)
+        if not accumulates:
+            self.reduce_ties()
+        return share
 
     def evaluate(self, inputs: Any, targets: Any, *, step: int) -> float:
         """Run forward only, in evaluation mode, and leave gradients, buffers and random state as they were."""
@@ -128,7 +178,7 @@ class Pipeline:
 
     def layer_facts(self) -> list[LayerFact]:
         """Return the facts of this rank's layers; the bytes are 0 until a step has run."""
-        shapes = next(iter(self._shapes.values()), {})
+        shapes = self._shapes.first
         facts = []
         for stage_index, stage in self.stages.items():
             known = shapes.get(stage_index)
@@ -158,46 +208,43 @@ class Pipeline:
 
     def _run(self, runtime: InstrumentedRuntime, count: int, inputs: Any, targets: Any, *, step: int, sampled: int, train: bool) -> float:
         parts = mb.split(mb.to_device(inputs, self.device), count)
-        arguments = [mb.as_arguments(part) for part in parts]
-        shapes = [self._infer(args) for args in arguments]
+        target_parts = mb.split(mb.to_device(targets, self.device), count)
+        arguments, named = zip(*(self._wiring.split_inputs(part) for part in parts), strict=True)
+        self._shapes.check_frozen()
+        shapes = [self._shapes.look_up(args, names, train=train) for args, names in zip(arguments, named, strict=True)]
         for index, stage in self.stages.items():
             stage.begin_step([known[index] for known in shapes], train=train)
         try:
             return runtime.run_step(
-                step=step,
-                inputs=arguments,
-                targets=mb.split(mb.to_device(targets, self.device), count),
-                weights=mb.weights(parts),
-                sampled=sampled,
+                step=step, inputs=arguments, named=named, targets=target_parts, weights=mb.weights(parts), sampled=sampled
             )
         finally:
             for stage in self.stages.values():
                 stage.end_step()
 
-    def _infer(self, arguments: tuple[Any, ...]) -> dict[int, StageShapes]:
-        """Return the shapes of this rank's stages for one micro-batch; every rank comes here with the same shapes."""
-        key: Specs = tuple(TensorSpec.of(a) for a in arguments if isinstance(a, torch.Tensor))
-        if key not in self._shapes:
-            self._shapes[key] = self._infer_chain(key)
-        return self._shapes[key]
+    def _stage_module(self, index: int, built: dict[int, nn.Module], seed: int) -> StageModule:
+        part = self._parts[index]
+        seeder = LayerSeeder(seed, [self._wiring.names[i] for i in part], replica=0, device=self.device)
+        return StageModule([built[i] for i in part], part, wiring=self._wiring, seeder=seeder)
 
-    def _infer_chain(self, key: Specs) -> dict[int, StageShapes]:
-        to_rank = self.schedule.stage_to_rank
-        known: dict[int, StageShapes] = {}
-        for index in sorted(self.stages):
-            if index == 0:
-                inputs = key
-            elif index - 1 in known:
-                inputs = known[index - 1].outputs
-            else:
-                inputs = receive_specs(from_rank=to_rank[index - 1])
-            known[index] = infer_stage(self.stages[index].module, inputs, rank=self.rank, stage=index, device=self.device)
-            if index + 1 < len(to_rank) and to_rank[index + 1] != self.rank:
-                send_specs(known[index].outputs, to_rank=to_rank[index + 1])
-        return known
+    def _named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for stage in self.stages.values():
+            for name, tensor in stage.module.global_state().items():
+                yield self._ties.owner_names.get(name, name), tensor
 
 
-def _build_module(layers: Sequence[Layer], part: range, *, seed: int, device: torch.device) -> StageModule:
-    names = [layers[i].name for i in part]
-    modules = [layers[i].build(seed).to(device) for i in part]
-    return StageModule(names, modules, first=part.start, seeder=LayerSeeder(seed, names, replica=0, device=device))
+def _warn_of_batch_norm(modules: Iterable[StageModule], micro_batches: int) -> None:
+    """Say once which rule holds, where it differs from training on the whole batch."""
+    names = [
+        name
+        for module in modules
+        for name, layer in zip(module.names, module.layers, strict=True)
+        if any(isinstance(part, nn.modules.batchnorm._BatchNorm) and part.track_running_stats for part in layer.modules())
+    ]
+    if names and micro_batches > 1:
+        warnings.warn(
+            f"batch normalisation in {', '.join(names[:3])}{' and others' if len(names) > 3 else ''} sees one micro-batch at a time, in "
+            f"the order of the schedule: its statistics are those of {micro_batches} smaller batches, not of the whole one; "
+            "use a layer or group norm if that matters",
+            stacklevel=3,
+        )

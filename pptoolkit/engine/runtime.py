@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
+from pptoolkit.engine.messages import Messages
 from pptoolkit.engine.stage import PooledStage
 from pptoolkit.engine.stage_module import LayerMarks
 from pptoolkit.engine.torch_private import ComputationType, PipelineContext, ScheduleRuntime, TorchAction, quiet_runtime_log
-from pptoolkit.errors import PeerLostError, StageError
+from pptoolkit.errors import StageError
 from pptoolkit.schedule import Action, ActionKind, Schedule
-from pptoolkit.schedule.lower import finished_sends, lower
+from pptoolkit.schedule.lower import lower
 from pptoolkit.telemetry.events import Flag, Op
 from pptoolkit.telemetry.recorder import Recorder
 
@@ -29,7 +29,6 @@ _VERB = {
     Op.BACKWARD_INPUT: "backward (input part)",
     Op.BACKWARD_WEIGHT: "backward (weight part)",
 }
-_ACTIVATION, _GRADIENT = 0, 1
 
 
 class InstrumentedRuntime(ScheduleRuntime):
@@ -58,14 +57,10 @@ class InstrumentedRuntime(ScheduleRuntime):
         quiet_runtime_log()
         self._by_index = {stage.stage_index: stage for stage in stages}
         self._schedule, self._loss = schedule, loss
-        self._pipeline_rank = self.rank
         self._rank = group_ranks[self.rank]
-        self._peer = [group_ranks[r] for r in schedule.stage_to_rank]
         self._recorder = recorder
         self._resident_bytes = resident_bytes
-        self._over = finished_sends(schedule)[self.rank]
-        self._receiving: dict[tuple[int, int, int], list[dist.Work]] = {}  # (direction, stage, micro-batch)
-        self._sending: dict[Action, tuple[list[dist.Work], list[torch.Tensor]]] = {}
+        self._messages = Messages(self._by_index, schedule, rank=self.rank, group_ranks=group_ranks, recorder=recorder)
         self._losses: dict[int, torch.Tensor] = {}
         self._marks: dict[tuple[int, int], LayerMarks] = {}
         self._weights: Sequence[float] = ()
@@ -75,7 +70,14 @@ class InstrumentedRuntime(ScheduleRuntime):
         self._install(lower(schedule))
 
     def run_step(
-        self, *, step: int, inputs: Sequence[tuple[Any, ...]], targets: Sequence[Any], weights: Sequence[float], sampled: int = -1
+        self,
+        *,
+        step: int,
+        inputs: Sequence[tuple[Any, ...]],
+        targets: Sequence[Any],
+        weights: Sequence[float],
+        named: Sequence[dict[str, Any]] = (),
+        sampled: int = -1,
     ) -> float:
         """Run one step and leave the gradients of the weighted sum of losses in the parameters.
 
@@ -84,21 +86,21 @@ class InstrumentedRuntime(ScheduleRuntime):
             inputs: Per micro-batch, the arguments of stage 0.
             targets: Per micro-batch, the target of the loss.
             weights: Per micro-batch, its share of the batch; they sum to 1.
+            named: Per micro-batch, what layers on any stage take from the batch by name.
             sampled: Micro-batch whose layers are timed, or -1.
 
         Returns:
             The weighted loss where this rank owns the last stage, else 0.
         """
         self._step_index, self._weights, self._sampled, self.compute_ns = step, weights, sampled, 0
+        self._messages.step = step
         self._losses.clear()
         try:
-            self._step_microbatches(list(inputs), None, list(targets), return_outputs=False)
-            for send in list(self._sending):
-                self._finish_send(send)
+            self._step_microbatches(list(inputs), list(named) or None, list(targets), return_outputs=False)
+            self._messages.finish()
         finally:
             self._marks.clear()
-            self._receiving.clear()
-            self._sending.clear()
+            self._messages.forget()
         return float(sum(loss.item() for loss in self._losses.values()))
 
     # -- torch's hooks -------------------------------------------------------------------------------------------------
@@ -118,10 +120,10 @@ class InstrumentedRuntime(ScheduleRuntime):
             ActionKind.BACKWARD: self._backward,
             ActionKind.BACKWARD_INPUT: self._backward,
             ActionKind.BACKWARD_WEIGHT: self._backward_weight,
-            ActionKind.RECV_ACTIVATION: self._receive_activation,
-            ActionKind.RECV_GRADIENT: self._receive_gradient,
-            ActionKind.SEND_ACTIVATION: self._send,
-            ActionKind.SEND_GRADIENT: self._send,
+            ActionKind.RECV_ACTIVATION: lambda action, _: self._messages.post_receive(action),
+            ActionKind.RECV_GRADIENT: lambda action, _: self._messages.post_receive(action),
+            ActionKind.SEND_ACTIVATION: lambda action, _: self._messages.send(action),
+            ActionKind.SEND_GRADIENT: lambda action, _: self._messages.send(action),
         }
         for kind, function in perform.items():
             # register_custom_function takes no communication actions, so the table is filled directly.
@@ -143,12 +145,14 @@ class InstrumentedRuntime(ScheduleRuntime):
 
     def _forward(self, action: Action, context: PipelineContext) -> None:
         stage, m = self._by_index[action.stage], action.micro_batch
-        self._await_input(_ACTIVATION, action)
+        self._messages.await_input(action)
         marks = LayerMarks(len(stage.module.layers)) if m == self._sampled else None
         stage.module.prepare(step=self._step_index, micro_batch=m, marks=marks)
+        assert context.arg_mbs is not None
+        assert context.kwarg_mbs is not None
+        named = {name: context.kwarg_mbs[m][name] for name in stage.module.batch_inputs}
         with self._timed(action) as timed:
-            assert context.arg_mbs is not None
-            output = stage.forward_one_chunk(m, context.arg_mbs[m] if stage.is_first else (), None, save_forward_output=False)
+            output = stage.forward_one_chunk(m, context.arg_mbs[m], named, save_forward_output=False)
             if stage.is_last:
                 assert context.target_mbs is not None
                 self._losses[m] = self._weigh(self._loss(output, context.target_mbs[m]), m)
@@ -157,98 +161,46 @@ class InstrumentedRuntime(ScheduleRuntime):
             for index, (start, end) in enumerate(marks.forward_spans(timed.end_ns)):
                 self._record_layer(Op.LAYER_FORWARD, action, stage.module.first + index, start, end)
         if action.stage + 1 in self._by_index:
-            self._by_index[action.stage + 1].take_local_activation(m, output)
-        if not stage.has_backward:
+            self._by_index[action.stage + 1].take_local_activation(m, stage.activations(m))
+        if stage.is_last and not stage.has_backward:
+            del stage.fwd_cache[m]
             stage.release(m)
 
     def _backward(self, action: Action, _context: PipelineContext) -> None:
         stage, m = self._by_index[action.stage], action.micro_batch
-        self._await_input(_GRADIENT, action)
+        self._messages.await_input(action)
         whole = action.kind is ActionKind.BACKWARD
         with self._timed(action) as timed:
             stage.backward_one_chunk(m, loss=self._losses.get(m), full_backward=whole)
-        if stage.is_last:
+        if stage.is_last and not stage.backward_waits(m):
             self._losses[m] = self._losses[m].detach()
-        marks = self._marks.pop((action.stage, m), None)
-        spans = marks.backward_spans(timed.start_ns, timed.end_ns) if marks is not None else None
-        for index, (start, end) in enumerate(spans or ()):
-            self._record_layer(Op.LAYER_BACKWARD, action, stage.module.first + index, start, end)
+        if not stage.backward_waits(m):
+            self._record_layers_backward(action, timed)
         if action.stage - 1 in self._by_index:
-            self._by_index[action.stage - 1].take_local_gradient(m, stage.bwd_cache.pop(m))
+            self._by_index[action.stage - 1].take_local_gradient(m, stage.gradients(m))
         elif stage.is_first:
             stage.bwd_cache.pop(m, None)
         if whole:
             stage.release(m)
 
     def _backward_weight(self, action: Action, _context: PipelineContext) -> None:
-        stage = self._by_index[action.stage]
-        with self._timed(action):
-            stage.backward_weight_one_chunk(action.micro_batch)
-        stage.release(action.micro_batch)
-
-    def _receive_activation(self, action: Action, _context: PipelineContext) -> None:
-        self._post(_ACTIVATION, action, self._by_index[action.stage].buffers_for_activation(action.micro_batch), action.stage - 1)
-
-    def _receive_gradient(self, action: Action, _context: PipelineContext) -> None:
-        self._post(_GRADIENT, action, self._by_index[action.stage].buffers_for_gradient(action.micro_batch), action.stage + 1)
-
-    def _post(self, direction: int, action: Action, buffers: list[torch.Tensor], source: int) -> None:
-        try:
-            works = [_posted(dist.irecv(buffer, src=self._peer[source], group=self._group)) for buffer in buffers]
-        except RuntimeError as error:
-            raise self._peer_lost(source, action, error) from error
-        self._receiving[direction, action.stage, action.micro_batch] = works
-        now = time.monotonic_ns()
-        self._recorder.record(Op.RECV_POST, action.stage, action.micro_batch, source, now, now)
-
-    def _send(self, action: Action, _context: PipelineContext) -> None:
         stage, m = self._by_index[action.stage], action.micro_batch
-        forward = action.kind is ActionKind.SEND_ACTIVATION
-        target = action.stage + (1 if forward else -1)
-        tensors = stage.activation_to_send(m) if forward else stage.gradient_to_send(m)
-        start = time.monotonic_ns()
-        try:
-            works = [_posted(dist.isend(t, dst=self._peer[target], group=self._group)) for t in tensors]
-        except RuntimeError as error:
-            raise self._peer_lost(target, action, error) from error
-        self._sending[action] = works, tensors  # the tensors must live until the transport is done with them
-        size = sum(t.numel() * t.element_size() for t in tensors)
-        self._recorder.record(Op.SEND, action.stage, m, target, start, time.monotonic_ns(), size)
+        everything = stage.backward_waits(m)
+        with self._timed(action) as timed:
+            stage.backward_weight_one_chunk(m)
+        if everything:
+            self._record_layers_backward(action, timed)
+            if stage.is_last:
+                self._losses[m] = self._losses[m].detach()
+        stage.release(m)
 
     # -- parts of actions ----------------------------------------------------------------------------------------------
 
-    def _await_input(self, direction: int, action: Action) -> None:
-        works = self._receiving.pop((direction, action.stage, action.micro_batch), None)
-        if works is None:
-            return
-        source = action.stage + (-1 if direction == _ACTIVATION else 1)
-        start = time.monotonic_ns()
-        self._recorder.in_flight = (Op.RECV, action.stage, action.micro_batch, start)
-        try:
-            for work in works:
-                work.wait()
-        except RuntimeError as error:
-            raise self._peer_lost(source, action, error) from error
-        end = time.monotonic_ns()
-        self._recorder.in_flight = None
-        self._recorder.record(Op.RECV, action.stage, action.micro_batch, source, start, end, self._bytes_in(direction, action))
-        for send in self._over.get(action, ()):
-            self._finish_send(send, known_over=True)
-
-    def _bytes_in(self, direction: int, action: Action) -> int:
-        return self._by_index[action.stage].received_bytes(action.micro_batch, gradient=direction == _GRADIENT)
-
-    def _finish_send(self, send: Action, *, known_over: bool = False) -> None:
-        works, _tensors = self._sending.pop(send)
-        target = send.stage + (1 if send.kind is ActionKind.SEND_ACTIVATION else -1)
-        start = time.monotonic_ns()
-        try:
-            for work in works:
-                work.wait()
-        except RuntimeError as error:
-            raise self._peer_lost(target, send, error) from error
-        if not known_over:
-            self._recorder.record(Op.SEND_WAIT, send.stage, send.micro_batch, target, start, time.monotonic_ns())
+    def _record_layers_backward(self, action: Action, timed: "_Timed") -> None:
+        marks = self._marks.pop((action.stage, action.micro_batch), None)
+        spans = marks.backward_spans(timed.start_ns, timed.end_ns) if marks is not None else None
+        for index, (start, end) in enumerate(spans or ()):
+            self._record_layer(Op.LAYER_BACKWARD, action, self._by_index[action.stage].module.first + index, start, end)
 
     def _weigh(self, loss: Any, micro_batch: int) -> torch.Tensor:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -260,16 +212,6 @@ class InstrumentedRuntime(ScheduleRuntime):
 
     def _record_layer(self, op: Op, action: Action, layer: int, start_ns: int, end_ns: int) -> None:
         self._recorder.record(op, action.stage, action.micro_batch, layer, start_ns, end_ns, 0, 0, Flag.SAMPLED)
-
-    def _peer_lost(self, peer_stage: int, action: Action, cause: Exception) -> PeerLostError:
-        return PeerLostError(
-            f"rank {self._rank} lost the connection to rank {self._peer[peer_stage]} (stage {peer_stage}) at {action.kind.value}, "
-            f"stage {action.stage}, micro-batch {action.micro_batch}, step {self._step_index}: {str(cause).strip()}"
-        )
-
-    @property
-    def _group(self) -> Any:
-        return next(iter(self._by_index.values())).group
 
 
 class _Timed:
@@ -309,11 +251,6 @@ class _Timed:
 def _root(error: BaseException) -> BaseException:
     """torch wraps a layer's exception with a print of its inputs; the layer's own is what a person needs."""
     return error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ is not None else error
-
-
-def _posted(work: dist.Work | None) -> dist.Work:
-    assert work is not None, "this rank is not in the pipeline's group"
-    return work
 
 
 def _to_torch(action: Action) -> TorchAction:

@@ -1,15 +1,18 @@
-"""One stage on torch's ``PipelineStage``: receive buffers from a pool, shapes inferred per distinct input, no copies."""
+"""One stage on torch's ``PipelineStage``: any nesting across its borders, receive buffers from a pool, a backward split of our own."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
 
+from pptoolkit.engine.backward import Gradients, SplitBackward
+from pptoolkit.engine.border import Specs
 from pptoolkit.engine.buffers import BufferPool
-from pptoolkit.engine.shapes import Specs, StageShapes
+from pptoolkit.engine.shapes import StageShapes
 from pptoolkit.engine.stage_module import StageModule
 from pptoolkit.engine.torch_private import PipelineStage
 
-Tensors = tuple[torch.Tensor, ...]
+_MaybeTensor = TypeVar("_MaybeTensor", torch.Tensor, torch.Tensor | None)
 
 
 class PooledStage(PipelineStage):
@@ -17,15 +20,28 @@ class PooledStage(PipelineStage):
 
     torch's own allocates one buffer per micro-batch up front, of the first step's shape; here a micro-batch has the
     shape that :meth:`begin_step` says, and its buffers go back to the pool after its backward.
+
+    Args:
+        module: The layers of the stage.
+        stage: Its index.
+        stages: Number of stages.
+        device: Where it lives.
+        splits: Whether a backward may run in two parts. Without, the whole of it runs where the input part would: for a
+            stage that cannot run parts of its graph twice, such as one that recomputes its activations.
     """
 
-    def __init__(self, module: StageModule, *, stage: int, stages: int, device: torch.device, group: Any = None) -> None:
+    def __init__(
+        self, module: StageModule, *, stage: int, stages: int, device: torch.device, group: Any = None, splits: bool = True
+    ) -> None:
         super().__init__(module, stage, stages, device, group=group)
         self.module = module
         self.pool = BufferPool(device)
+        self.splits = splits
         self._shapes: list[StageShapes] = []
-        self._activations: dict[int, Tensors] = {}  # by micro-batch: what came from the previous stage
-        self._gradients: dict[int, tuple[torch.Tensor | None, ...]] = {}  # what came from the next stage
+        self._weights: list[torch.Tensor] = []
+        self._activations: dict[int, list[torch.Tensor]] = {}  # by micro-batch: what came from the previous stage
+        self._gradients: dict[int, Sequence[torch.Tensor | None]] = {}  # what came from the next stage
+        self._weight_parts: dict[int, SplitBackward | None] = {}
         self._lent: dict[int, list[torch.Tensor]] = {}
 
     def begin_step(self, shapes: list[StageShapes], *, train: bool) -> None:
@@ -33,9 +49,8 @@ class PooledStage(PipelineStage):
         self._shapes = shapes
         self.has_backward = train
         self.chunks = len(shapes)
+        self._weights = [p for p in self.module.parameters() if p.requires_grad]
         self.clear_runtime_states()
-        # torch reads only its length, to tell inputs from keyword tensors.
-        self._stage_meta.inputs = shapes[0].inputs  # type: ignore[assignment]
 
     def end_step(self) -> None:
         """Give every buffer back, also after a step that broke off or had no backward."""
@@ -43,32 +58,30 @@ class PooledStage(PipelineStage):
             self.release(micro_batch)
         self._activations.clear()
         self._gradients.clear()
+        self._weight_parts.clear()
         self.clear_runtime_states()
-        self.backward_state.clear()
-        self.dw_runner.clear()
         self.bwd_cache.clear()
 
     # -- receiving -----------------------------------------------------------------------------------------------------
 
     def buffers_for_activation(self, micro_batch: int) -> list[torch.Tensor]:
-        buffers = self._lend(micro_batch, self._shapes[micro_batch].inputs)
-        self._activations[micro_batch] = tuple(buffers)
+        buffers = self._lend(micro_batch, self._shapes[micro_batch].inputs.wire)
+        self._activations[micro_batch] = buffers
         return buffers
 
     def buffers_for_gradient(self, micro_batch: int) -> list[torch.Tensor]:
-        specs = self._shapes[micro_batch].outputs
+        specs = self._shapes[micro_batch].outputs.wire
         buffers = self._lend(micro_batch, tuple(s for s in specs if s.requires_grad))
         rest = iter(buffers)
-        self._gradients[micro_batch] = tuple(next(rest) if s.requires_grad else None for s in specs)
+        self._gradients[micro_batch] = [next(rest) if s.requires_grad else None for s in specs]
         return buffers
 
-    def take_local_activation(self, micro_batch: int, output: Any) -> None:
-        """Take the output of the stage before, which lives on this rank too."""
-        values = output if isinstance(output, tuple) else (output,)
-        self._activations[micro_batch] = tuple(v.detach() for v in values)
+    def take_local_activation(self, micro_batch: int, tensors: list[torch.Tensor]) -> None:
+        """Take what the stage before hands on, where it lives on this rank too."""
+        self._activations[micro_batch] = tensors
 
-    def take_local_gradient(self, micro_batch: int, gradients: tuple[torch.Tensor | None, ...]) -> None:
-        """Take the input gradients of the stage after, which lives on this rank too."""
+    def take_local_gradient(self, micro_batch: int, gradients: Gradients) -> None:
+        """Take the input gradients of the stage after, where it lives on this rank too."""
         self._gradients[micro_batch] = gradients
 
     def release(self, micro_batch: int) -> None:
@@ -84,32 +97,113 @@ class PooledStage(PipelineStage):
     def received_bytes(self, micro_batch: int, *, gradient: bool) -> int:
         """Return the bytes that one message of ``micro_batch`` carries to this stage."""
         shapes = self._shapes[micro_batch]
-        return sum(s.bytes for s in shapes.outputs if s.requires_grad) if gradient else sum(s.bytes for s in shapes.inputs)
+        return sum(s.bytes for s in shapes.outputs.wire if s.requires_grad) if gradient else shapes.inputs.bytes
 
-    # -- sending -------------------------------------------------------------------------------------------------------
+    # -- handing on ----------------------------------------------------------------------------------------------------
 
-    def activation_to_send(self, micro_batch: int) -> list[torch.Tensor]:
+    def activations(self, micro_batch: int) -> list[torch.Tensor]:
+        """Return what the next stage gets, without its graph; where no backward follows, the micro-batch is over here."""
         outputs, _ = self.fwd_cache[micro_batch]
+        tensors = self._own(micro_batch, [t.detach() for t in outputs])
         if not self.has_backward:
             del self.fwd_cache[micro_batch]
-        return [t.detach().contiguous() for t in outputs]
+            self.release(micro_batch)
+        return tensors
 
-    def gradient_to_send(self, micro_batch: int) -> list[torch.Tensor]:
-        """Return the gradients that the previous stage expects; zeros where this micro-batch did not use an input."""
-        gradients = self.bwd_cache.pop(micro_batch)
+    def gradients(self, micro_batch: int) -> Gradients:
+        """Return what the previous stage gets; None for a tensor that needs no gradient, or got none."""
+        return self.bwd_cache.pop(micro_batch)
+
+    def gradients_to_send(self, micro_batch: int) -> list[torch.Tensor]:
+        """Return the gradients that the previous stage waits for; zeros where this micro-batch did not use an input."""
         return [
-            torch.zeros(spec.shape, dtype=spec.dtype, device=self.device) if gradient is None else gradient.contiguous()
-            for spec, gradient in zip(self._shapes[micro_batch].inputs, gradients, strict=True)
+            torch.zeros(spec.shape, dtype=spec.dtype, device=self.device) if gradient is None else gradient
+            for spec, gradient in zip(self._shapes[micro_batch].inputs.wire, self.gradients(micro_batch), strict=True)
             if spec.requires_grad
         ]
 
-    # -- what torch's forward_one_chunk and backward_one_chunk ask for ---------------------------------------------------
+    def _own(self, micro_batch: int, tensors: Sequence[_MaybeTensor]) -> list[_MaybeTensor]:
+        """Copy what came from another rank and goes on as it came: its buffer may be lent again before it is read."""
+        lent = {buffer.untyped_storage().data_ptr() for buffer in self._lent.get(micro_batch, ())}
+        if not lent:
+            return list(tensors)
+        return [t.clone() if t is not None and t.untyped_storage().data_ptr() in lent else t for t in tensors]
 
-    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> Tensors:
-        # A fresh leaf on the buffer: gradients of an earlier micro-batch in the same memory cannot leak in.
-        specs = self._shapes[fwd_chunk_id].inputs
-        received = self._activations.pop(fwd_chunk_id)
-        return tuple(t.detach().requires_grad_(s.requires_grad and self.has_backward) for t, s in zip(received, specs, strict=True))
+    # -- what the runtime asks of a stage of torch -----------------------------------------------------------------------
 
-    def _retrieve_recv_grads(self, bwd_chunk_id: int) -> tuple[torch.Tensor | None, ...]:
-        return self._gradients.pop(bwd_chunk_id)
+    def forward_one_chunk(
+        self, fwd_chunk_id: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, save_forward_output: bool = True
+    ) -> Any:
+        """Run the layers on one micro-batch and return their output.
+
+        Args:
+            fwd_chunk_id: The micro-batch.
+            args: Positional arguments, for the first stage alone.
+            kwargs: What the stage's layers take from the batch by name.
+            save_forward_output: Not used: nothing is merged afterwards.
+        """
+        shapes = self._shapes[fwd_chunk_id]
+        leaves: list[torch.Tensor] = []
+        skips: dict[str, Any] = {}
+        if not self.is_first:
+            # Fresh leaves on the buffers: gradients of an earlier micro-batch in the same memory cannot leak in.
+            specs = shapes.inputs.wire
+            received = self._activations.pop(fwd_chunk_id)
+            leaves = [t.detach().requires_grad_(s.requires_grad and self.has_backward) for t, s in zip(received, specs, strict=True)]
+            args, skips = shapes.inputs.unpack(leaves)
+        output = self.forward_maybe_with_nosync(*args, **skips, **(kwargs or {}))  # type: ignore[no-untyped-call]
+        outputs: list[torch.Tensor] = []
+        if not self.is_last:
+            value, handed_on = output if self.module.hands_on else (output, {})
+            outputs = shapes.outputs.pack(value, handed_on)
+        self.fwd_cache[fwd_chunk_id] = outputs, leaves
+        return output
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: torch.Tensor | None = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        """Run the backward of one micro-batch, or its input part.
+
+        Args:
+            bwd_chunk_id: The micro-batch.
+            loss: Its loss, for the last stage alone.
+            full_backward: False: leave the weights to :meth:`backward_weight_one_chunk`.
+            last_backward: The stage's last one in this step: replicas are reduced after it.
+        """
+        outputs, inputs = self.fwd_cache.pop(bwd_chunk_id)
+        gradients: Sequence[torch.Tensor | None] = (None,)
+        if self.is_last:
+            assert loss is not None
+            outputs = [loss] if loss.requires_grad else []
+        else:
+            pairs = list(zip(outputs, self._gradients.pop(bwd_chunk_id), strict=True))
+            pairs = [(t, g) for t, g in pairs if g is not None and t.requires_grad]
+            outputs, gradients = [t for t, _ in pairs], [g for _, g in pairs]
+        if full_backward or not self.splits:
+            found = self._whole_backward(outputs, gradients, inputs, last_backward)
+            if not full_backward:
+                self._weight_parts[bwd_chunk_id] = None
+        else:
+            split = SplitBackward(outputs, gradients[: len(outputs)], inputs, self._weights)
+            found = split.input_part()
+            self._weight_parts[bwd_chunk_id] = split
+        self.bwd_cache[bwd_chunk_id] = tuple(self._own(bwd_chunk_id, found))
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """Run the weight part of a backward whose input part is over."""
+        split = self._weight_parts.pop(bwd_chunk_id)
+        if split is not None:
+            split.weight_part()
+
+    def backward_waits(self, micro_batch: int) -> bool:
+        """Whether all of the backward of ``micro_batch`` was left to its weight part."""
+        split = self._weight_parts.get(micro_batch)
+        return split is not None and split.all_in_weight_part
+
+    def _whole_backward(
+        self, outputs: list[torch.Tensor], gradients: Sequence[torch.Tensor | None], inputs: list[torch.Tensor], last_backward: bool
+    ) -> Gradients:
+        if not outputs:  # nothing here, or before it, needs a gradient
+            return (None,) * len(inputs)
+        arguments = {"stage_output": outputs, "output_grads": list(gradients), "input_values": inputs}
+        return self.backward_maybe_with_nosync("full", arguments, last_backward=last_backward)[0]

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from pptoolkit.engine.border import tensors_in
 from pptoolkit.engine.randomness import LayerSeeder
+from pptoolkit.engine.wiring import Wiring
 
 
 class LayerMarks:
@@ -24,14 +26,14 @@ class LayerMarks:
         self.forward_ns: list[int] = []  # begin of each layer, in order
         self.backward_ns: list[int] = [0] * max(layers - 1, 0)  # [i]: the backward of layer i + 1 was over
 
-    def watch(self, index: int, outputs: tuple[Any, ...]) -> None:
-        """Note when the gradients of layer ``index``'s outputs are complete."""
+    def watch(self, index: int, output: Any) -> None:
+        """Note when the gradients of layer ``index``'s output are complete."""
 
         def note(_: torch.Tensor) -> None:
             self.backward_ns[index] = time.monotonic_ns()  # of several tensors, the last one counts
 
-        for tensor in outputs:
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
                 tensor.register_hook(note)
 
     def forward_spans(self, end_ns: int) -> list[tuple[int, int]]:
@@ -39,28 +41,38 @@ class LayerMarks:
         return list(zip(self.forward_ns, [*self.forward_ns[1:], end_ns], strict=True))
 
     def backward_spans(self, start_ns: int, end_ns: int) -> list[tuple[int, int]] | None:
-        """Return (start, end) of each layer's backward in layer order; None where a border carries no gradient."""
-        if not all(self.backward_ns):
+        """Return (start, end) of each layer's backward in layer order; None if no border carried a gradient.
+
+        Layers below the last border that carries one have no backward: theirs takes no time.
+        """
+        if self.backward_ns and not any(self.backward_ns):
             return None
-        edges = [start_ns, *reversed(self.backward_ns), end_ns]
-        return list(reversed(list(pairwise(edges))))
+        edges = [start_ns]
+        for noted in reversed(self.backward_ns):
+            edges.append(max(edges[-1], noted or end_ns))  # a skip connection can complete an earlier border later
+        return list(reversed(list(pairwise([*edges, end_ns]))))
 
 
 class StageModule(nn.Module):
-    """Layers ``first`` to ``first + len(modules) - 1`` of the model, as the module of one pipeline stage.
+    """The layers ``part`` of the model, as the module of one pipeline stage.
 
     Args:
-        names: Global layer names, in order.
         modules: The built layers.
-        first: Index of the first of them in the model.
+        part: Their indices in the model.
+        wiring: What each layer takes and provides by name.
         seeder: Seeds the generators before each layer.
     """
 
-    def __init__(self, names: Sequence[str], modules: Sequence[nn.Module], *, first: int, seeder: LayerSeeder) -> None:
+    def __init__(self, modules: Sequence[nn.Module], part: range, *, wiring: Wiring, seeder: LayerSeeder) -> None:
         super().__init__()
-        self.names = tuple(names)
+        self.names = tuple(wiring.names[i] for i in part)
         self.layers = nn.ModuleList(modules)
-        self.first = first
+        self.first = part.start
+        self.takes = tuple(wiring.takes[i] for i in part)
+        self.provides = tuple(wiring.provides[i] for i in part)
+        self.carried = tuple(wiring.handed_on(range(i, i + 1)) for i in part)  # crosses a cut right after each layer
+        self.hands_on = wiring.handed_on(part)
+        self.batch_inputs = wiring.from_batch(part)
         self._seeder = seeder
         self._step = 0
         self._micro_batch = 0
@@ -70,7 +82,12 @@ class StageModule(nn.Module):
         """Say which micro-batch the next forward is for; with ``marks``, its layers are timed."""
         self._step, self._micro_batch, self._marks = step, micro_batch, marks
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Run the layers on ``inputs``; ``named`` holds skip connections and inputs of the batch that layers take by name.
+
+        Returns:
+            What the last layer returns; where skip connections go on to later stages, a pair of that and a dict of them.
+        """
         marks = self._marks
         last = len(self.layers) - 1
         value: Any = inputs
@@ -79,10 +96,13 @@ class StageModule(nn.Module):
                 if marks is not None:
                     marks.forward_ns.append(time.monotonic_ns())
                 self._seeder.seed(index, self._step, self._micro_batch)
-                value = layer(*value) if isinstance(value, tuple) else layer(value)
+                taken = {name: named[name] for name in self.takes[index]}
+                value = layer(*value, **taken) if isinstance(value, tuple) else layer(value, **taken)
+                if self.provides[index]:
+                    named[self.provides[index]] = value
                 if marks is not None and index < last:
-                    marks.watch(index, value if isinstance(value, tuple) else (value,))
-        return value
+                    marks.watch(index, value)
+        return (value, {name: named[name] for name in self.hands_on}) if self.hands_on else value
 
     def global_state(self) -> dict[str, torch.Tensor]:
         """Return parameters and buffers under ``<layer name>.<name in the layer>``, the same under every cut."""

@@ -24,10 +24,10 @@ _RUNTIME_NAMES = (
 )
 _STAGE_NAMES = (
     "forward_one_chunk",
+    "forward_maybe_with_nosync",
     "backward_one_chunk",
+    "backward_maybe_with_nosync",
     "backward_weight_one_chunk",
-    "_retrieve_recv_activations",
-    "_retrieve_recv_grads",
     "clear_runtime_states",
 )
 
