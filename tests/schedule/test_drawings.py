@@ -6,6 +6,7 @@ from types import ModuleType
 import pytest
 
 from pptoolkit.schedule import (
+    SCHEDULES,
     build_schedule,
     dualpipev,
     format_order,
@@ -17,7 +18,7 @@ from pptoolkit.schedule import (
     zb_h1,
     zbv,
 )
-from tests.schedule.drawing import draw
+from tests.schedule.drawing import PAGE, draw, draw_all
 
 
 def grid(text: str) -> str:
@@ -175,3 +176,9 @@ def test_the_picture_in_the_docstring_is_what_the_generator_draws(module: Module
 )
 def test_one_f_one_b_orders_each_rank_as_the_diagram_does(stage: int, order: str) -> None:
     assert format_order(build_schedule("1f1b", ranks=3, micro_batches=4).orders[stage]) == order
+
+
+def test_the_page_of_schedules_shows_every_schedule_as_its_generator_draws_it() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert all(f"<!-- drawing: {name} " in page for name in SCHEDULES)
+    assert page == draw_all(page), "docs/schedules.md is not what the generators draw; run python -m tests.schedule.drawing"
