@@ -19,12 +19,18 @@ from pptoolkit.telemetry.settings import TelemetrySettings
 
 if TYPE_CHECKING:
     from pptoolkit.engine.layers import Layer
+    from pptoolkit.engine.micro_batch import MicroBatches
     from pptoolkit.trainer import FitResult, Trainer
 
-__all__ = ["FitResult", "Layer", "Plan", "Run", "TelemetrySettings", "Trainer"]
+__all__ = ["FitResult", "Layer", "MicroBatches", "Plan", "Run", "TelemetrySettings", "Trainer"]
 
 # What needs torch is imported when it is asked for, so that reading a run works without it.
-_WITH_TORCH = {"FitResult": "pptoolkit.trainer", "Layer": "pptoolkit.engine.layers", "Trainer": "pptoolkit.trainer"}
+_WITH_TORCH = {
+    "FitResult": "pptoolkit.trainer",
+    "Layer": "pptoolkit.engine.layers",
+    "MicroBatches": "pptoolkit.engine.micro_batch",
+    "Trainer": "pptoolkit.trainer",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -213,7 +213,7 @@ class Trainer:
         with recorder.span(Op.SCHEDULE):
             share = pipeline.train_step(inputs, targets, step=self.step, sampled=sampled)
         parameters = pipeline.parameters()
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        gradients = [p.grad for p in pipeline.norm_parameters() if p.grad is not None]
         clip = self.clip_norm is not None
         squared = float(torch.nn.utils.get_total_norm(gradients)) ** 2 if clip and gradients else 0.0
         with recorder.span(Op.REDUCE):

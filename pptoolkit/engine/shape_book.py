@@ -77,19 +77,21 @@ class ShapeBook:
         Raises:
             ConfigError: Naming the remedy.
         """
-        frozen = [not p.requires_grad for module in self._modules.values() for p in module.parameters()]
-        if self._known and frozen != self._frozen:
+        if self._known and self._pattern() != self._frozen:
             raise ConfigError(
                 f"rank {self._rank}: parameters were frozen or unfrozen after the first step; "
                 "call forget_shapes() of the pipeline on every rank after that"
             )
-        self._frozen = frozen
 
     def forget(self) -> None:
         """Find all shapes anew from the next step on. Call it on every rank."""
         self._known.clear()
 
+    def _pattern(self) -> list[bool]:
+        return [not p.requires_grad for module in self._modules.values() for p in module.parameters()]
+
     def _infer(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> StagesShapes:
+        self._frozen = self._pattern()
         known: StagesShapes = {}
         error: Exception | None = None
         told = ""  # what went wrong on a rank before this one

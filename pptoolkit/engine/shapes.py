@@ -57,7 +57,14 @@ def infer_stage(
     except TrainingError:
         raise
     except Exception as reason:
-        found = _run(module, before, arguments, named, last=last, device=device, state=lambda t: t.detach().clone())
+        try:
+            found = _run(module, before, arguments, named, last=last, device=device, state=_apart)
+        except RuntimeError as error:
+            if "leaf Variable" not in str(error):
+                raise
+            raise RuntimeError(
+                f"{error} The first layers of a stage change its input in place, which a cut does not allow: use inplace=False"
+            ) from error
         warnings.warn(
             f"the layers {module.names[0]!r} to {module.names[-1]!r} cannot be run on shapes alone ({type(reason).__name__}: "
             f"{str(reason).strip().splitlines()[0][:200] if str(reason).strip() else 'no message'}); they were run once on zeros instead",
@@ -106,6 +113,11 @@ def _run(
     after = _NOTHING if last else _border_after(module, output)
     sizes = _border_bytes(module, counter, before or _NOTHING, skips)
     return StageShapes(before or _NOTHING, after, sizes, tuple(counter.saved))
+
+
+def _apart(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what a layer may change without changing the model: a copy of a buffer. Parameters are not written to."""
+    return tensor.detach() if isinstance(tensor, nn.Parameter) else tensor.detach().clone()
 
 
 def _border_after(module: StageModule, output: Any) -> Border:

@@ -56,6 +56,7 @@ class PooledStage(PipelineStage):
         """Give every buffer back, also after a step that broke off or had no backward."""
         for micro_batch in list(self._lent):
             self.release(micro_batch)
+        self.pool.end_step()
         self._activations.clear()
         self._gradients.clear()
         self._weight_parts.clear()

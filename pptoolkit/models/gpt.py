@@ -7,6 +7,7 @@ imbalance that equal numbers of layers hide.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -147,7 +148,7 @@ def gpt_layers(config: GPTConfig, *, dtype: torch.dtype | None = None) -> list[L
         dtype: Of the parameters and activations; None: torch's default when a layer is built.
     """
     c = config
-    typed = {} if dtype is None else {"dtype": dtype}
+    typed: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
     return [
         Layer("embed", Embedding, c.vocabulary, c.sequence, c.width, c.dropout, **typed),
         *(Layer(f"block{i:02d}", Block, c.width, c.heads, c.dropout, depth=c.depth, **typed) for i in range(c.depth)),

@@ -1,5 +1,7 @@
 """A small perceptron as a layer list: smooth, quick and exact enough in float64 to compare runs to rounding."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -30,7 +32,7 @@ def mlp_layers(width: int, depth: int, *, dropout: float = 0.0, dtype: torch.dty
         raise ConfigError(f"width={width}, depth={depth} make no model; use 1 or more of each")
     if not 0 <= dropout < 1:
         raise ConfigError(f"dropout={dropout} is out of range; use 0 or more and less than 1")
-    typed = {} if dtype is None else {"dtype": dtype}
+    typed: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
     return [Layer(f"layer{i:02d}", Perceptron, width, dropout, **typed) for i in range(depth)]
 
 

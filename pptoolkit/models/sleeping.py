@@ -87,7 +87,7 @@ def sleeping_layers(
         raise ConfigError(f"forward_s has {len(forward_s)} times and backward_s {len(backward_s)}; give one of each for every layer")
     if min(*forward_s, *backward_s) < 0:
         raise ConfigError(f"forward_s={list(forward_s)}, backward_s={list(backward_s)} hold a negative time; use seconds, 0 or more")
-    typed = {} if dtype is None else {"dtype": dtype}
+    typed: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
     pairs = zip(forward_s, backward_s, strict=True)
     return [Layer(f"sleep{i:02d}", SleepingLayer, width, float(f), float(b), **typed) for i, (f, b) in enumerate(pairs)]
 
