@@ -38,15 +38,26 @@ def train(
     steps: int = 5,
     clip: float | None = None,
     evaluate: bool = False,
+    splits: bool = True,
 ) -> list[dict[str, Any]]:
     """Train a model once for each number of micro-batches."""
-    return [_train(name, m, schedule, cuts, samples, steps, clip, evaluate) for m in micro_batches]
+    return [_train(name, m, schedule, cuts, samples, steps, clip, evaluate, splits) for m in micro_batches]
 
 
 def _train(
-    name: str, micro_batches: int, schedule: str, cuts: int | tuple[int, ...], samples: int, steps: int, clip: float | None, evaluate: bool
+    name: str,
+    micro_batches: int,
+    schedule: str,
+    cuts: int | tuple[int, ...],
+    samples: int,
+    steps: int,
+    clip: float | None,
+    evaluate: bool,
+    splits: bool,
 ) -> dict[str, Any]:
     pipeline = pipeline_of(models.MODELS[name](), models.loss_of(name), cuts=cuts, schedule=schedule, micro_batches=micro_batches)
+    for stage in pipeline.stages.values():
+        stage.splits = splits
     trained = [p for p in pipeline.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(trained, lr=0.01) if trained else None
     losses, norms = [], []

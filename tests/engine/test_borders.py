@@ -63,6 +63,13 @@ def test_four_stages_a_rank_equal_one_process(pool: Pools) -> None:
         assert_same(pool(2).run(cases.train, "plain", (3, 4), schedule=schedule, cuts=4), models.train_plainly("plain"))
 
 
+def test_stages_that_cannot_split_a_backward_equal_one_process_under_schedules_that_do(pool: Pools) -> None:
+    for schedule in ("zb-h1", "zbv"):
+        for name in ("plain", "frozen first half"):
+            answers = pool(2).run(cases.train, name, (3,), schedule=schedule, cuts=STAGES[schedule], splits=False)
+            assert_same(answers, models.train_plainly(name))
+
+
 def test_a_schedule_from_a_file_with_stages_anywhere_equals_one_process(pool: Pools, tmp_path: Any) -> None:
     odd = tmp_path / "odd.csv"  # stages 0, 1 and 3 on rank 0; a split backward beside a whole one
     odd.write_text("0F0,1F0,0F1,1F1,3F0,3B0,3F1,3I1,1B0,0I0,3W1,0W0,1B1,0B1\n2F0,2F1,2I0,2B1,2W0\n")

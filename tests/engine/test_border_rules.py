@@ -1,4 +1,4 @@
-"""What cannot be done ends on every rank before the step, with a sentence that names it; and what inference leaves alone."""
+"""What is refused, what inference leaves alone, and what is recorded of the borders."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -133,6 +133,12 @@ def test_nothing_is_sent_back_behind_frozen_layers(pool: Pools) -> None:
     for rows in pool(2).run(cases.events, "frozen first half", schedule="1f1b", micro_batches=4, cuts=1):
         counts = Counter(Op(Event(*row).op) for row in rows)
         assert counts[Op.SEND] + counts[Op.RECV] == 4
+
+
+def test_the_sum_of_tied_gradients_is_one_reduction_a_step(pool: Pools) -> None:
+    tied = (models.VOCABULARY * models.WIDTH + models.WIDTH * models.WIDTH) * 8
+    for rows in pool(2).run(cases.events, "tied to the embedding", schedule="1f1b", micro_batches=4, cuts=1):
+        assert [e.bytes for e in (Event(*row) for row in rows) if e.op == Op.REDUCE] == [tied]
 
 
 def test_a_layer_s_border_counts_the_skip_connections_that_go_past_it(pool: Pools) -> None:
