@@ -19,12 +19,13 @@ from pptoolkit.telemetry.settings import TelemetrySettings
 
 if TYPE_CHECKING:
     from pptoolkit.engine.layers import Layer
+    from pptoolkit.job import Job
     from pptoolkit.trainer import FitResult, Trainer
 
-__all__ = ["FitResult", "Layer", "Plan", "Run", "TelemetrySettings", "Trainer"]
+__all__ = ["FitResult", "Job", "Layer", "Plan", "Run", "TelemetrySettings", "Trainer"]
 
 # What needs torch is imported when it is asked for, so that reading a run works without it.
-_WITH_TORCH = {"FitResult": "pptoolkit.trainer", "Layer": "pptoolkit.engine.layers", "Trainer": "pptoolkit.trainer"}
+_WITH_TORCH = {"FitResult": "pptoolkit.trainer", "Job": "pptoolkit.job", "Layer": "pptoolkit.engine.layers", "Trainer": "pptoolkit.trainer"}
 
 
 def __getattr__(name: str) -> object:

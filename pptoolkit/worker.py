@@ -43,7 +43,7 @@ def _train(run: RunDirectory) -> None:
     with Trainer(
         job.layers,
         loss=job.loss,
-        optimizer=job.optimizer,
+        optimizer=job.make_optimizer(config),
         plan=Plan.load(run.plan_path),
         run=run,
         seed=config.training.seed,
