@@ -28,7 +28,7 @@ class ModelConfig(_Section):
     factory: str = ""
     arguments: dict[str, Any] = {}
     width: Positive = 128
-    depth: Positive = 8
+    depth: Positive = 6
     heads: Positive = 4
     sequence: Positive = 128
     dropout: Ratio = 0.1

@@ -42,8 +42,13 @@ def demo(
         stop_dashboard(server)
 
 
+def demo_config(steps: int) -> RunConfig:
+    """Return the job of examples/gpt.toml, for so many steps."""
+    return RunConfig.from_dict({"training": {"steps": steps, "clip_norm": 1.0}}, where="the demo")
+
+
 def _both_runs(runs: Path, steps: int) -> int:
-    config = RunConfig.from_dict({"training": {"steps": steps, "clip_norm": 1.0}}, where="the demo")
+    config = demo_config(steps)
     began = time.monotonic()
     out.print(Rule("1. train with the equal-layer cut", align="left"))
     first = train_job(config, plan=None, nproc=2, run=runs / "demo-equal")

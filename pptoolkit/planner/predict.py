@@ -9,9 +9,9 @@ The interval adds four independent parts in quadrature:
   replay   the replay error, because the correction may not carry over in full
   model    :data:`MODEL_ERROR` of the prediction: what a simulation misses even when the replay fits
 
-The gain over the run's own plan is known better than the step time itself. Both plans are simulated with the same costs, so a machine that is
-slow today is slow for both, and a replay that misses by some share misses both by about that share. Its interval therefore leaves the spread
-of the steps out, and takes the replay error only of the gain.
+The gain over the run's own plan is known better than the step time itself. Both plans are simulated with the same costs, so a
+machine that is slow today is slow for both, and a replay that misses by some share misses both by about that share. The interval
+of the gain therefore leaves the spread of the steps out, and takes the replay error only of the gain.
 """
 
 import math
@@ -36,8 +36,8 @@ class PredictedStep:
         step_time_s: Expected median step time, with ``low_s`` and ``high_s`` around it.
         gain_ratio: 1 - predicted step time over that of the run's own plan, with ``gain_low_ratio`` and ``gain_high_ratio`` around it.
         bubble_ratio: Predicted bubble ratio of the pipeline.
-        stage_compute_s: Forward plus backward of one micro-batch, per stage.
-        rank_compute_s: Compute of a step, per pipeline rank.
+        stage_compute_s: Median forward plus backward of one micro-batch, per stage.
+        rank_compute_s: Mean compute of a step, per pipeline rank.
     """
 
     plan: Plan
@@ -150,7 +150,7 @@ class Predictor:
         busy = [0.0] * self.measured.ranks
         for stage, layers in enumerate(plan.stage_layers(self._layers)):
             busy[ranks[stage]] += math.fsum(layer_s[i] for i in layers)
-        return max(busy) * plan.micro_batches
+        return max(busy) * plan.micro_batches * self.measured.mean_over_median
 
     @property
     def actions(self) -> int:

@@ -249,11 +249,11 @@ def _is_worth_it(found: PredictedStep, measured: MeasuredStep) -> bool:
 
 def _why_not(best: PredictedStep, measured: MeasuredStep) -> str:
     if best.plan.cuts == measured.plan.cuts:
-        return f"no change: cuts={list(best.plan.cuts)} are already the best that the measured layer costs allow"
+        return f"cuts={list(best.plan.cuts)} are already the best that the measured layer costs allow"
     promise = f"the best other cuts, {list(best.plan.cuts)}, promise {best.gain_ratio:.1%}"
     if best.gain_low_ratio <= 0:
-        return f"no change: {promise}, which is within the noise ({best.gain_low_ratio:.1%} to {best.gain_high_ratio:.1%})"
-    return f"no change: {promise}, and below {MIN_GAIN:.0%} a change is not worth it"
+        return f"{promise}, which is within the noise ({best.gain_low_ratio:.1%} to {best.gain_high_ratio:.1%})"
+    return f"{promise}, and below {MIN_GAIN:.0%} a change is not worth it"
 
 
 def _baselines(predictor: Predictor) -> dict[str, float]:
