@@ -11,7 +11,7 @@ from pptoolkit.config import RunConfig
 from pptoolkit.plan import Plan
 from tests.support.jobs import started
 
-JOB = '''
+JOB = """
 import torch
 
 import pptoolkit as pp
@@ -23,7 +23,7 @@ def job(times_ms):
     layers = sleeping_layers([t * 0.4 for t in seconds], [t * 0.6 for t in seconds], width=8)
     x = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
     return pp.Job(layers=layers, loss=squared_error, dataset=lambda: torch.utils.data.TensorDataset(x, x.cos()))
-'''
+"""
 CONFIG = """
 [model]
 kind = "custom"
