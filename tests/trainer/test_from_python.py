@@ -35,11 +35,15 @@ def test_the_example_trains_and_tells_the_bottleneck(tmp_path: Path) -> None:
 
 
 SEQUENTIAL = """
-import sys, torch
+import os
+
+import torch
 from torch import nn
+
 import pptoolkit as pp
 
-torch.manual_seed(int(sys.argv[1]) if len(sys.argv) > 1 else 0) if "{seed}" == "seeded" else torch.manual_seed(torch.initial_seed() + int(__import__("os").environ["RANK"]))
+rank = int(os.environ.get("RANK", 0))
+torch.manual_seed(0 if "{seed}" == "seeded" else rank)
 model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 4))
 x = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
 with pp.Trainer(model, loss=nn.functional.mse_loss, optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
