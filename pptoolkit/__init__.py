@@ -20,13 +20,15 @@ from pptoolkit.telemetry.settings import TelemetrySettings
 if TYPE_CHECKING:
     from pptoolkit.engine.layers import Layer
     from pptoolkit.engine.micro_batch import MicroBatches
+    from pptoolkit.job import Job
     from pptoolkit.trainer import FitResult, Trainer
 
-__all__ = ["FitResult", "Layer", "MicroBatches", "Plan", "Run", "TelemetrySettings", "Trainer"]
+__all__ = ["FitResult", "Job", "Layer", "MicroBatches", "Plan", "Run", "TelemetrySettings", "Trainer"]
 
 # What needs torch is imported when it is asked for, so that reading a run works without it.
 _WITH_TORCH = {
     "FitResult": "pptoolkit.trainer",
+    "Job": "pptoolkit.job",
     "Layer": "pptoolkit.engine.layers",
     "MicroBatches": "pptoolkit.engine.micro_batch",
     "Trainer": "pptoolkit.trainer",

@@ -19,19 +19,26 @@ class _Section(BaseModel):
 
 
 class ModelConfig(_Section):
-    """A GPT: embedding, ``depth`` blocks and a head, each of them a layer."""
+    """A GPT: embedding, ``depth`` blocks and a head, each of them a layer; or ``kind = "custom"``: your own function.
 
-    kind: Literal["gpt"] = "gpt"
+    ``factory = "my_model.py:job"`` names a function that takes ``arguments`` and returns a :class:`pptoolkit.Job`.
+    """
+
+    kind: Literal["gpt", "custom"] = "gpt"
+    factory: str = ""
+    arguments: dict[str, Any] = {}
     width: Positive = 128
-    depth: Positive = 8
+    depth: Positive = 6
     heads: Positive = 4
     sequence: Positive = 128
     dropout: Ratio = 0.1
 
     @model_validator(mode="after")
-    def _heads_divide_width(self) -> "ModelConfig":
+    def _fits_together(self) -> "ModelConfig":
         if self.width % self.heads:
             raise ValueError(f"width={self.width} is no multiple of heads={self.heads}; choose heads that divide width")
+        if self.kind == "custom" and not self.factory:
+            raise ValueError('kind = "custom" needs factory = "file.py:function"; the function returns a pptoolkit.Job')
         return self
 
 

@@ -1,50 +1,62 @@
-"""From a job file to what a trainer needs: layers, loss, optimizer and data."""
+"""From a job file to what a trainer needs: layers, loss, optimizer and data. The model is ours, or a user's own function."""
 
-from collections.abc import Iterable
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from pptoolkit.config import RunConfig
+from pptoolkit.config import ModelConfig, RunConfig
 from pptoolkit.data import TokenDataset, load_tokens
-from pptoolkit.engine.layers import Layer
+from pptoolkit.engine.layers import Layer, as_layers
 from pptoolkit.engine.runtime import LossFunction
-from pptoolkit.errors import ConfigError, PlanError
+from pptoolkit.errors import ConfigError, PlanError, PPToolkitError
 from pptoolkit.models import GPTConfig, gpt_layers, next_token_loss
 from pptoolkit.plan import Plan, equal_layer_cuts, fingerprint_layers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A model and its loss, ready to be cut; nothing is built yet."""
+    """A model with its loss, data and optimizer, ready to be cut. A ``custom`` model's function returns one.
 
-    config: RunConfig
-    layers: list[Layer]
+    Args:
+        layers: ``nn.Sequential`` or a list of :class:`pptoolkit.Layer`.
+        loss: ``loss(output, target)``: the mean over the samples of a micro-batch.
+        dataset: Called once on each rank: ``len(data)`` samples of (input, target), the same everywhere.
+        optimizer: Makes the optimizer from a rank's parameters; None: AdamW with the job file's learning rate.
+    """
+
+    layers: nn.Sequential | Sequence[Layer | nn.Module]
     loss: LossFunction
+    dataset: Callable[[], Any]
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint_layers([layer.signature() for layer in self.layers])
+        return fingerprint_layers([layer.signature() for layer in as_layers(self.layers)])
 
-    def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=self.config.training.learning_rate)
+    @property
+    def layer_names(self) -> list[str]:
+        return [layer.name for layer in as_layers(self.layers)]
 
-    def dataset(self) -> TokenDataset:
-        """Return the tokenised corpus; the first call on a machine trains the vocabulary, later ones read the cache.
-
-        Raises:
-            DataError: If there is no text, or less than one batch of it.
-        """
-        data, training = self.config.data, self.config.training
-        corpus = load_tokens(data.path or None, vocabulary=data.vocabulary, max_bytes=data.max_bytes)
-        dataset = TokenDataset(corpus.tokens, self.config.model.sequence, source=corpus.source)
-        dataset.require(training.batch_size)
-        return dataset
+    def make_optimizer(self, config: RunConfig) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
+        return self.optimizer or partial(torch.optim.AdamW, lr=config.training.learning_rate)
 
 
 def make_job(config: RunConfig) -> Job:
-    """Return the job that a config describes."""
+    """Return the job that a config describes.
+
+    Raises:
+        ConfigError: If a custom model's function cannot be found, or returns no :class:`Job`.
+    """
+    if config.model.kind == "custom":
+        return _custom_job(config.model)
     model = config.model
     gpt = GPTConfig(
         vocabulary=config.data.vocabulary,
@@ -54,14 +66,16 @@ def make_job(config: RunConfig) -> Job:
         sequence=model.sequence,
         dropout=model.dropout,
     )
-    return Job(config, gpt_layers(gpt, dtype=getattr(torch, config.training.dtype)), next_token_loss)
+    layers = gpt_layers(gpt, dtype=getattr(torch, config.training.dtype))
+    return Job(layers=layers, loss=next_token_loss, dataset=partial(_corpus, config))
 
 
-def make_plan(job: Job, *, plan: Plan | None, ranks: int | None) -> Plan:
+def make_plan(job: Job, config: RunConfig, *, plan: Plan | None, ranks: int | None) -> Plan:
     """Return the plan to run: the one given, or the config's, checked against the model and the batch.
 
     Args:
         job: The job.
+        config: The job file.
         plan: A plan from a file; it wins over the config's.
         ranks: Number of ranks asked for; None: as many as the plan has stages.
 
@@ -71,9 +85,9 @@ def make_plan(job: Job, *, plan: Plan | None, ranks: int | None) -> Plan:
     """
     if ranks is not None and ranks < 1:
         raise ConfigError(f"--nproc {ranks} starts no process; use 1 or more")
-    layers = len(job.layers)
+    layers = len(job.layer_names)
     if plan is None:
-        wanted = job.config.plan
+        wanted = config.plan
         cuts = tuple(wanted.cuts) if wanted.cuts is not None else equal_layer_cuts(layers, ranks or 1)
         plan = Plan(cuts=cuts, schedule=wanted.schedule, micro_batches=wanted.micro_batches)
     plan.check(layers, fingerprint=job.fingerprint)
@@ -82,7 +96,7 @@ def make_plan(job: Job, *, plan: Plan | None, ranks: int | None) -> Plan:
             f"cuts={list(plan.cuts)} make {plan.stages} stages, but {ranks} ranks were asked for, and {plan.schedule} "
             f"runs one stage a rank; use --nproc {plan.stages}, or {ranks - 1} cut points"
         )
-    batch = job.config.training.batch_size
+    batch = config.training.batch_size
     if batch % plan.micro_batches:
         best = max(1, batch // plan.micro_batches) * plan.micro_batches
         raise ConfigError(
@@ -90,3 +104,52 @@ def make_plan(job: Job, *, plan: Plan | None, ranks: int | None) -> Plan:
             f"use batch_size={best}, or micro_batches that divide {batch}"
         )
     return plan.evolve(fingerprint=job.fingerprint, prediction=plan.prediction)
+
+
+def _corpus(config: RunConfig) -> TokenDataset:
+    """Return the tokenised corpus; the first call on a machine trains the vocabulary, later ones read the cache."""
+    data = config.data
+    corpus = load_tokens(data.path or None, vocabulary=data.vocabulary, max_bytes=data.max_bytes)
+    return TokenDataset(corpus.tokens, config.model.sequence, source=corpus.source)
+
+
+def _custom_job(model: ModelConfig) -> Job:
+    where, _, name = model.factory.partition(":")
+    if not where or not name:
+        raise ConfigError(f"model.factory={model.factory!r} names no function; write 'file.py:function' or 'package.module:function'")
+    function = getattr(_load(where), name, None)
+    if function is None:
+        raise ConfigError(f"model.factory={model.factory!r}: there is no {name!r} in {where}; check the spelling")
+    try:
+        job = function(**model.arguments)
+    except PPToolkitError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"model.factory={model.factory!r} with arguments {model.arguments} failed: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(job, Job):
+        raise ConfigError(f"model.factory={model.factory!r} returned {type(job).__name__}; it must return a pptoolkit.Job")
+    return job
+
+
+def _load(where: str) -> Any:
+    """Import a module by name, or a file by path."""
+    if not where.endswith(".py"):
+        try:
+            return importlib.import_module(where)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"model.factory: cannot import {where}: {error}; name a file ('my_model.py:job') or an installed module"
+            ) from error
+    path = Path(where).resolve()
+    if not path.is_file():
+        raise ConfigError(f"model.factory: there is no file {path}; write its path relative to where you start pptoolkit")
+    name = f"pptoolkit_job_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # classes that are looked up by module name, e.g. by dataclasses, must find it
+    spec.loader.exec_module(module)
+    return module

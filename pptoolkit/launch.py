@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +14,14 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from pptoolkit.config import RunConfig
 from pptoolkit.engine import loopback
-from pptoolkit.errors import TrainingError
+from pptoolkit.engine.loader import BatchSource
+from pptoolkit.errors import RunError, TrainingError
 from pptoolkit.failure import RankFailure, read_failures
 from pptoolkit.job import Job, make_job, make_plan
 from pptoolkit.plan import Plan
 from pptoolkit.run_setup import RunSetup, mark_failed, visible_path
 from pptoolkit.telemetry import RunDirectory, RunStatus
+from pptoolkit.telemetry.json_files import read_json
 
 # A rank that does not end by itself after its peer failed is killed after this time.
 _SHUTDOWN_S = 15
@@ -46,10 +49,11 @@ def prepare(
         InputError: Naming what does not fit.
     """
     job = make_job(config)
-    checked = make_plan(job, plan=plan, ranks=ranks)
+    checked = make_plan(job, config, plan=plan, ranks=ranks)
     count = ranks or checked.stages
-    setup = RunSetup(checked, layers=[layer.name for layer in job.layers], ranks=count, seed=config.training.seed)
-    job.dataset()  # so that only one process trains the vocabulary, and a missing corpus is found now
+    setup = RunSetup(checked, layers=job.layer_names, ranks=count, seed=config.training.seed)
+    # Read the data here too: only one process trains the vocabulary, and a missing or small corpus is found now.
+    BatchSource(job.dataset(), batch_size=config.training.batch_size, micro_batches=checked.micro_batches)
     return job, setup.create(Path(run), config=config.model_dump(mode="json"), command=command)
 
 
@@ -81,7 +85,15 @@ def launch(run: RunDirectory) -> Launched:
         return _after_signal(run, caught.sigval)
     except ChildFailedError as failed:
         raise _explain(run, {rank: failure.exitcode for rank, failure in failed.failures.items()}) from None
+    finally:
+        _forget_endpoints(run)
     return Launched(run=run, stopped=run.read_info().status is RunStatus.STOPPED)
+
+
+def _forget_endpoints(run: RunDirectory) -> None:
+    """A rank that was killed could not say that its metrics are gone; Prometheus must not look for them."""
+    with suppress(RunError):
+        run.unregister_endpoint()
 
 
 def _set_environment(ranks: int) -> None:
@@ -137,8 +149,6 @@ def _describe_kill(run: RunDirectory, rank: int, number: int) -> str:
 
 def _last_words(run: RunDirectory, rank: int) -> str:
     """What the rank's last heartbeat says it was doing."""
-    from pptoolkit.telemetry.json_files import read_json
-
     beat = read_json(run.heartbeat_path(rank))
     stages = [stage for stage, owner in enumerate(run.read_info().stage_to_rank) if owner == rank]
     if not isinstance(beat, dict):
@@ -148,8 +158,8 @@ def _last_words(run: RunDirectory, rank: int) -> str:
         where.append(f"micro-batch {beat['micro_batch']}")
     if isinstance(beat.get("step"), int):
         where.append(f"step {beat['step']}")
-    age = f" (by its last heartbeat{f', during {beat[chr(111) + chr(112)]}' if beat.get('op') else ''})"
-    return f", {', '.join(where)}{age}"
+    during = f", during {str(beat['op']).lower()}" if beat.get("op") else ""
+    return f", {', '.join(where)} (by its last heartbeat{during})"
 
 
 class RankDiedError(TrainingError):

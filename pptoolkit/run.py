@@ -165,22 +165,8 @@ class Run:
 
     def report(self) -> Report:
         """Return everything that is known; what is missing is said in the report, never raised."""
-        self.steady()
-        derived = self._derived
-        liveness = self.liveness()
-        return build_report(
-            ReportSources(
-                info=self.info,
-                liveness=liveness,
-                steady=derived.steady,
-                steps_done=derived.steps_done,
-                scalars=derived.scalars,
-                links=derived.links,
-                clock_uncertainty_ns=derived.uncertainty_ns,
-                replay_error_ratio=derived.replay_error_ratio,
-                missing=derived.missing,
-            )
-        )
+        liveness = self.liveness()  # changes with the time of day; all the rest only when something new was read
+        return replace(self._derived.report, state=liveness.state.value, message=liveness.reason or self.info.message)
 
     def suggest(self) -> Suggestions:
         """Return what would make the run faster, or why nothing is suggested. Writes nothing."""
@@ -260,6 +246,21 @@ class _Derived:
         if self.measured is None:
             return Suggestions(run_id=self._info.run_id, no_change=NoChange(reason="; ".join(self.missing), conclusive=False))
         return suggest(self.measured, self._info)
+
+    @cached_property
+    def report(self) -> Report:
+        return build_report(
+            ReportSources(
+                info=self._info,
+                steady=self.steady,
+                steps_done=self.steps_done,
+                scalars=self.scalars,
+                links=self.links,
+                clock_uncertainty_ns=self.uncertainty_ns,
+                replay_error_ratio=self.replay_error_ratio,
+                missing=self.missing,
+            )
+        )
 
     @cached_property
     def missing(self) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ def _train(run: RunDirectory) -> None:
     with Trainer(
         job.layers,
         loss=job.loss,
-        optimizer=job.optimizer,
+        optimizer=job.make_optimizer(config),
         plan=Plan.load(run.plan_path),
         run=run,
         seed=config.training.seed,
@@ -51,6 +51,8 @@ def _train(run: RunDirectory) -> None:
         telemetry=telemetry,
         sample_layers_every=config.telemetry.sample_layers_every,
     ) as trainer:
+        if trainer.world.rank == 0 and trainer.telemetry.metrics_url is not None:
+            print(f"  metrics: {trainer.telemetry.metrics_url} (rank 0; every rank: {run.discovery_path})", flush=True)
         trainer.fit(job.dataset(), batch_size=config.training.batch_size, steps=config.training.steps)
 
 

@@ -13,9 +13,9 @@ from tests.support.ranks import KEPT_RANKS
 
 _SLOW_TIMEOUT_S = 600
 _GRACE_S = 2.0  # for what is on its way out when the test ends
-# multiprocessing starts these two once and keeps them; pytest itself writes the variable.
+# multiprocessing starts these two once and keeps them; pytest and torch write the variables.
 _KEPT_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-_KEPT_VARIABLES = frozenset({"PYTEST_CURRENT_TEST"})
+_KEPT_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"})
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import pandas as pd
 
 from pptoolkit.analysis.grouping import duration_s, groups_of
 from pptoolkit.analysis.statistics import Interval, interval_of
@@ -72,26 +71,37 @@ class LayerCosts:
         return float(np.sqrt(sum(c.forward.half_width**2 + c.backward.half_width**2 for c in chosen)))
 
 
-def stage_op_seconds(steady: SteadySteps, codes: tuple[int, ...], *, sampled: bool | None = False) -> pd.DataFrame:
-    """Return what a micro-batch takes in each stage: rows are steps, columns are stages, values the mean over the step's micro-batches.
+def stage_op_medians(steady: SteadySteps, codes: tuple[int, ...]) -> dict[int, float]:
+    """Return the median seconds of a micro-batch's pass in each stage, from the ops whose layers were not timed.
 
-    A mean, because the parts of a step add up and medians of skewed times do not; robustness comes from the median over steps that the
-    callers take. Where I and W are separate ops their means are added.
+    Where I and W are separate ops their medians are added. A stage all of whose ops had their layers timed is taken as it is.
 
     Args:
         steady: The usable steps.
         codes: Op codes that together make the pass, e.g. :data:`BACKWARD_OPS`.
-        sampled: False: only ops whose layers were not timed (all ops of a stage that has no others); True: only those; None: both.
     """
-    events = steady.events
-    rows = events[events["op"].isin(codes)]
-    if sampled is not None:
-        marked = (rows["flags"] & int(Flag.SAMPLED)) > 0
-        wanted = marked if sampled else ~marked
-        only = ~rows["stage"].isin(rows["stage"][wanted].unique())
-        rows = rows[wanted if sampled else wanted | only]
-    by_op = duration_s(rows).groupby([rows["step"], rows["stage"], rows["op"]]).mean()
-    return by_op.groupby(level=["step", "stage"]).sum().unstack("stage")
+    ops = steady.events[steady.events["op"].isin(codes)]
+    medians: dict[int, float] = {}
+    for (stage, _), rows in groups_of(ops, "stage", "op"):
+        unmarked = rows[(rows["flags"] & int(Flag.SAMPLED)) == 0]
+        medians[stage] = medians.get(stage, 0.0) + float(duration_s(unmarked if len(unmarked) else rows).median())
+    return medians
+
+
+def mean_over_median(steady: SteadySteps) -> float:
+    """Return how much longer ops take on average than in the median, all stages together; 1 without ops.
+
+    The parts of a step add up, and medians of skewed times do not add up to the median of their sum: a few late ops are part of every step.
+    The mean is taken per step and its median over the steps, so that single broken steps do not count. One ratio for all stages, because
+    which rank was hit by how many late ops is chance, and must not look like work.
+    """
+    means = medians = 0.0
+    for codes in (FORWARD_OPS, BACKWARD_OPS):
+        ops = steady.events[steady.events["op"].isin(codes)]
+        for _, rows in groups_of(ops, "stage", "op"):
+            means += float(duration_s(rows).groupby(rows["step"]).mean().median())
+        medians += sum(stage_op_medians(steady, codes).values())
+    return means / medians if medians > 0 else 1.0
 
 
 def measure_layer_costs(steady: SteadySteps, info: RunInfo) -> LayerCosts:
@@ -103,8 +113,8 @@ def measure_layer_costs(steady: SteadySteps, info: RunInfo) -> LayerCosts:
     """
     stages = info.read_plan().stage_layers(len(info.layers))
     passes = {
-        "forward": (_samples(steady, Op.LAYER_FORWARD), _stage_medians(steady, FORWARD_OPS)),
-        "backward": (_samples(steady, Op.LAYER_BACKWARD), _stage_medians(steady, BACKWARD_OPS)),
+        "forward": (_samples(steady, Op.LAYER_FORWARD), stage_op_medians(steady, FORWARD_OPS)),
+        "backward": (_samples(steady, Op.LAYER_BACKWARD), stage_op_medians(steady, BACKWARD_OPS)),
     }
     facts = {fact.name: fact for fact in info.layer_facts}
     found: dict[str, list[Interval]] = {"forward": [], "backward": []}
@@ -136,11 +146,6 @@ def measure_layer_costs(steady: SteadySteps, info: RunInfo) -> LayerCosts:
 def _samples(steady: SteadySteps, op: Op) -> dict[int, Interval]:
     rows = steady.events[steady.events["op"] == int(op)]
     return {layer: interval_of(duration_s(group).to_numpy()) for (layer,), group in groups_of(rows, "peer")}
-
-
-def _stage_medians(steady: SteadySteps, codes: tuple[int, ...]) -> dict[int, float]:
-    table = stage_op_seconds(steady, codes)
-    return {int(stage): float(table[stage].median()) for stage in table.columns}
 
 
 def _calibrate(layers: Sequence[int], samples: Mapping[int, Interval], stage_s: float) -> tuple[list[Interval], float, list[int]]:

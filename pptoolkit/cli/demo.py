@@ -20,6 +20,9 @@ from pptoolkit.planner.compare import compare
 from pptoolkit.run import Run
 
 
+_MEASUREMENTS = 2  # a second one only where the first drowned in noise
+
+
 def demo(
     runs: Annotated[Path, typer.Option(help="Where the two runs go.")] = Path("runs"),
     steps: Annotated[int, typer.Option(help="Steps of each run.", min=12)] = 40,
@@ -42,23 +45,31 @@ def demo(
         stop_dashboard(server)
 
 
-def _both_runs(runs: Path, steps: int) -> int:
-    config = RunConfig.from_dict({"training": {"steps": steps, "clip_norm": 1.0}}, where="the demo")
-    began = time.monotonic()
-    out.print(Rule("1. train with the equal-layer cut", align="left"))
-    first = train_job(config, plan=None, nproc=2, run=runs / "demo-equal")
-    if first.stopped:
-        return 130
-    before = Run.open(first.run.path)
-    out.print(render.report(before.report()))
+def demo_config(steps: int) -> RunConfig:
+    """Return the job of examples/gpt.toml, for so many steps."""
+    return RunConfig.from_dict({"training": {"steps": steps, "clip_norm": 1.0}}, where="the demo")
 
-    out.print(Rule("2. ask for better cuts", align="left"))
-    found = before.save_suggestions()
-    out.print(render.suggestions(found, before))
-    if not len(found):
-        raise TrainingError(
-            "the equal-layer cut was not found to be slow, so there is nothing to demonstrate; is this machine busy with other work?"
-        )
+
+def _both_runs(runs: Path, steps: int) -> int:
+    config = demo_config(steps)
+    began = time.monotonic()
+    for attempt in range(_MEASUREMENTS):
+        out.print(Rule("1. train with the equal-layer cut", align="left"))
+        first = train_job(config, plan=None, nproc=2, run=runs / "demo-equal")
+        if first.stopped:
+            return 130
+        before = Run.open(first.run.path)
+        out.print(render.report(before.report()))
+
+        out.print(Rule("2. ask for better cuts", align="left"))
+        found = before.save_suggestions()
+        out.print(render.suggestions(found, before))
+        if len(found):
+            break
+        if attempt + 1 < _MEASUREMENTS:
+            out.print("this machine does much else, so the measurement is taken again")
+    else:
+        raise TrainingError("the noise of this machine hides what the equal-layer cut costs; run the demo again when it does less else")
     plan_path = found[0].plan.save(first.run.path / "next-plan.toml")
     out.print(f"wrote {plan_path}")
 

@@ -15,6 +15,7 @@ from pptoolkit.planner.report import Report
 from pptoolkit.planner.suggest import Suggestion, Suggestions
 from pptoolkit.run import Run
 
+_SAME_MACHINE = 0.05  # compute of all ranks together may differ by so much before it is worth a word
 _STATES = {
     "compute": "compute",
     "recv_wait": "recv",
@@ -75,6 +76,9 @@ def comparison(found: Comparison) -> RenderableType:
             table.add_row(_STATES.get(state, state), _ms(before), _ms(after), f"{difference * 1e3:+.1f}")
     change = f"{abs(found.gain_ratio):.1%} {'less' if found.gain_ratio > 0 else 'more'} time a step"
     parts: list[RenderableType] = [table, Text(change if found.is_significant else "no difference beyond the noise", style="bold")]
+    if abs(found.compute_ratio - 1) > _SAME_MACHINE:
+        note = f"the same layers took {found.compute_ratio - 1:+.0%} time in the second run, so the machine itself was not the same"
+        parts.append(Text(note, style="yellow"))
     if found.prediction is not None:
         parts.append(Text(_prediction(found.prediction)))
     if found.losses is not None:

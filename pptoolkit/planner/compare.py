@@ -4,9 +4,11 @@ import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import pandas as pd
 
 from pptoolkit.analysis.accounting import account, pipeline_account
+from pptoolkit.analysis.bubbles import compute_per_step
 from pptoolkit.analysis.statistics import Interval, difference_interval
 from pptoolkit.analysis.steps import SteadySteps
 from pptoolkit.errors import RunError
@@ -115,6 +117,8 @@ class Comparison:
         difference_s: Step time of ``after`` less that of ``before``, with a 95 % interval.
         gain_ratio: 1 - after / before.
         is_significant: Whether the difference's interval leaves out 0.
+        compute_ratio: Compute of all ranks in a step, after over before. Cuts move compute and do not change it: far from 1 means that the
+            machines were slower or faster the second time, or that the models or micro-batches differ.
         prediction: Of the second run's plan; None if it made none.
         losses: None where the runs have no step with a loss in common.
         accounting: State to seconds a step, mean over ranks: before, after, difference.
@@ -125,6 +129,7 @@ class Comparison:
     difference_s: Interval
     gain_ratio: float
     is_significant: bool
+    compute_ratio: float
     prediction: PredictionCheck | None
     losses: LossComparison | None
     accounting: dict[str, tuple[float, float, float]]
@@ -138,6 +143,7 @@ class Comparison:
             "difference_s": self.difference_s.to_dict(),
             "gain_ratio": self.gain_ratio,
             "is_significant": self.is_significant,
+            "compute_ratio": self.compute_ratio,
             "prediction": self.prediction.to_dict() if self.prediction else None,
             "losses": self.losses.to_dict() if self.losses else None,
             "accounting": {s: {"before_s": a, "after_s": b, "difference_s": d} for s, (a, b, d) in self.accounting.items()},
@@ -160,6 +166,7 @@ def compare(before: MeasuredRun, after: MeasuredRun) -> Comparison:
         difference_s=difference,
         gain_ratio=1.0 - sides[1].step_time.median / sides[0].step_time.median,
         is_significant=difference.low > 0 or difference.high < 0,
+        compute_ratio=_compute_s(second) / _compute_s(first),
         prediction=check_prediction(after.info, sides[1].step_time),
         losses=compare_losses(before.scalars(), after.scalars()),
         accounting={state: (seconds, accounts[1][state], accounts[1][state] - seconds) for state, seconds in accounts[0].items()},
@@ -201,6 +208,10 @@ def compare_losses(before: pd.DataFrame, after: pd.DataFrame) -> LossComparison 
     worst, step = max(differences, key=lambda pair: pair[0])
     digits = MOST_DIGITS if worst == 0 else 0 if worst >= 1 else min(MOST_DIGITS, math.floor(-math.log10(worst)))
     return LossComparison(steps=len(both), max_relative_difference=worst, worst_step=step, equal_digits=digits)
+
+
+def _compute_s(steady: SteadySteps) -> float:
+    return float(np.median(compute_per_step(steady).to_numpy().sum(axis=1)))
 
 
 def _relative_difference(a: float, b: float) -> float:

@@ -8,6 +8,10 @@ The interval adds four independent parts in quadrature:
   steps    the spread of single steps: another run's conditions differ from this one's about as one step's do from another's
   replay   the replay error, because the correction may not carry over in full
   model    :data:`MODEL_ERROR` of the prediction: what a simulation misses even when the replay fits
+
+The gain over the run's own plan is known better than the step time itself. Both plans are simulated with the same costs, so a
+machine that is slow today is slow for both, and a replay that misses by some share misses both by about that share. The interval
+of the gain therefore leaves the spread of the steps out, and takes the replay error only of the gain.
 """
 
 import math
@@ -30,15 +34,19 @@ class PredictedStep:
 
     Args:
         step_time_s: Expected median step time, with ``low_s`` and ``high_s`` around it.
+        gain_ratio: 1 - predicted step time over that of the run's own plan, with ``gain_low_ratio`` and ``gain_high_ratio`` around it.
         bubble_ratio: Predicted bubble ratio of the pipeline.
-        stage_compute_s: Forward plus backward of one micro-batch, per stage.
-        rank_compute_s: Compute of a step, per pipeline rank.
+        stage_compute_s: Median forward plus backward of one micro-batch, per stage.
+        rank_compute_s: Mean compute of a step, per pipeline rank.
     """
 
     plan: Plan
     step_time_s: float
     low_s: float
     high_s: float
+    gain_ratio: float
+    gain_low_ratio: float
+    gain_high_ratio: float
     bubble_ratio: float
     stage_compute_s: tuple[float, ...]
     rank_compute_s: tuple[float, ...]
@@ -120,12 +128,17 @@ class Predictor:
         correction = 1.0 / (1.0 + self.replay_error_ratio)
         step_time_s = step.step_time_s * correction
         half = self._half_width_s(plan, step_time_s)
+        gain = 1.0 - step.step_time_s / self.replay_s
+        half_gain = self._gain_half_width(plan, step_time_s, gain)
         layer_s = self.measured.layers.compute_s
         return PredictedStep(
             plan=plan,
             step_time_s=step_time_s,
             low_s=step_time_s - half,
             high_s=step_time_s + half,
+            gain_ratio=gain,
+            gain_low_ratio=gain - half_gain,
+            gain_high_ratio=gain + half_gain,
             bubble_ratio=max(0.0, 1.0 - sum(step.compute_s) / (len(step.compute_s) * step_time_s)),
             stage_compute_s=tuple(math.fsum(layer_s[i] for i in layers) for layers in plan.stage_layers(self._layers)),
             rank_compute_s=step.compute_s,
@@ -137,7 +150,7 @@ class Predictor:
         busy = [0.0] * self.measured.ranks
         for stage, layers in enumerate(plan.stage_layers(self._layers)):
             busy[ranks[stage]] += math.fsum(layer_s[i] for i in layers)
-        return max(busy) * plan.micro_batches
+        return max(busy) * plan.micro_batches * self.measured.mean_over_median
 
     @property
     def actions(self) -> int:
@@ -154,9 +167,17 @@ class Predictor:
         return self._programs[key]
 
     def _half_width_s(self, plan: Plan, step_time_s: float) -> float:
+        replay_s, model_s = abs(self.replay_error_ratio) * step_time_s, MODEL_ERROR * step_time_s
+        return math.hypot(self._moved_half_width_s(plan), self.measured.step_sigma_s, replay_s, model_s)
+
+    def _gain_half_width(self, plan: Plan, step_time_s: float, gain: float) -> float:
+        if plan.cuts == self.measured.plan.cuts and plan.schedule == self.measured.plan.schedule:
+            return 0.0
+        base_s = self.measured.step_time.median
+        return math.hypot(self._moved_half_width_s(plan) / base_s, self.replay_error_ratio * gain, MODEL_ERROR * step_time_s / base_s)
+
+    def _moved_half_width_s(self, plan: Plan) -> float:
+        """Return the uncertainty of a step from the layers that change stage."""
         old, new = self.measured.plan.stage_layers(self._layers), plan.stage_layers(self._layers)
-        layers = self.measured.layers
         moved = [set(after) ^ (set(old[stage]) if stage < len(old) else set()) for stage, after in enumerate(new)]
-        layers_s = plan.micro_batches * max(layers.stage_half_width_s(sorted(changed)) for changed in moved)
-        parts = (layers_s, self.measured.step_sigma_s, abs(self.replay_error_ratio) * step_time_s, MODEL_ERROR * step_time_s)
-        return math.sqrt(sum(part * part for part in parts))
+        return plan.micro_batches * max(self.measured.layers.stage_half_width_s(sorted(changed)) for changed in moved)

@@ -8,7 +8,6 @@ import pandas as pd
 from pptoolkit.analysis.accounting import RankAccount, account
 from pptoolkit.analysis.bubbles import BubbleSummary, summarise_bubbles
 from pptoolkit.analysis.links import LinkMeasure
-from pptoolkit.analysis.liveness import Liveness
 from pptoolkit.analysis.stages import StageRow, equal_stages_bubble_ratio, stage_table
 from pptoolkit.analysis.statistics import Interval
 from pptoolkit.analysis.steps import SteadySteps
@@ -104,7 +103,6 @@ class ReportSources:
     """What a report is made of; :class:`pptoolkit.run.Run` gathers it."""
 
     info: RunInfo
-    liveness: Liveness
     steady: SteadySteps
     steps_done: int
     scalars: pd.DataFrame
@@ -115,7 +113,7 @@ class ReportSources:
 
 
 def build_report(sources: ReportSources) -> Report:
-    """Return the report; never raises for a lack of data."""
+    """Return the report as run.json states the run's state; never raises for a lack of data."""
     info, steady = sources.info, sources.steady
     stages = stage_table(steady, info)
     step_time = steady.step_time
@@ -124,8 +122,8 @@ def build_report(sources: ReportSources) -> Report:
     return Report(
         run_id=info.run_id,
         name=info.name,
-        state=sources.liveness.state.value,
-        message=sources.liveness.reason or info.message,
+        state=info.status.value,
+        message=info.message,
         missing=sources.missing,
         parent=info.parent,
         plan=info.plan,

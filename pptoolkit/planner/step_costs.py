@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from pptoolkit.analysis.bubbles import COMPUTE_CODES
-from pptoolkit.analysis.layer_costs import LayerCosts
+from pptoolkit.analysis.layer_costs import LayerCosts, mean_over_median
 from pptoolkit.analysis.links import LinkMeasure
 from pptoolkit.analysis.statistics import Interval, robust_sigma
 from pptoolkit.analysis.steps import SteadySteps
@@ -45,6 +45,7 @@ class MeasuredStep:
         step_time: Measured step time.
         step_sigma_s: Spread of single steps around it, robust.
         layers: Calibrated layer costs.
+        mean_over_median: How much longer ops take on average than in the median; layer costs are medians, and a step is a sum.
         backward_input_share: Part of the backward that I takes where a schedule runs I and W apart.
         sides: Per pipeline rank.
         transfer_s: Seconds a message travels, by (source stage, destination stage).
@@ -57,6 +58,7 @@ class MeasuredStep:
     step_time: Interval
     step_sigma_s: float
     layers: LayerCosts
+    mean_over_median: float
     backward_input_share: float
     sides: tuple[RankSides, ...]
     transfer_s: Mapping[tuple[int, int], float]
@@ -77,8 +79,8 @@ class MeasuredStep:
         ranges = plan.stage_layers(len(self.layers.layers))
         op_s = {}
         for stage, layers in enumerate(ranges):
-            forward = sum(self.layers.layers[i].forward.median for i in layers)
-            backward = sum(self.layers.layers[i].backward.median for i in layers)
+            forward = self.mean_over_median * sum(self.layers.layers[i].forward.median for i in layers)
+            backward = self.mean_over_median * sum(self.layers.layers[i].backward.median for i in layers)
             op_s[stage, ActionKind.FORWARD] = forward
             op_s[stage, ActionKind.BACKWARD] = backward
             op_s[stage, ActionKind.BACKWARD_INPUT] = backward * self.backward_input_share
@@ -130,6 +132,7 @@ def measure_step(steady: SteadySteps, info: RunInfo, layers: LayerCosts, links: 
         step_time=step_time,
         step_sigma_s=robust_sigma(steady.step_times_s),
         layers=layers,
+        mean_over_median=mean_over_median(steady),
         backward_input_share=_backward_input_share(steady),
         sides=_sides(spans, ranks),
         # A measured transfer begins with the send; the simulator's begins when the sender is done with handing over.

@@ -50,7 +50,7 @@ class Suggestion:
     Args:
         plan: Ready to save: with fingerprint, origin and prediction.
         step_time_s: Predicted step time, with ``low_s`` and ``high_s`` around it.
-        gain_ratio: 1 - predicted / measured step time.
+        gain_ratio: 1 - predicted / measured step time, with ``gain_low_ratio`` and ``gain_high_ratio`` around it.
         bubble_ratio: Predicted.
         stages: Before and after, stage by stage.
         baselines: What other ways of cutting would give: name to predicted step time in seconds.
@@ -62,6 +62,8 @@ class Suggestion:
     low_s: float
     high_s: float
     gain_ratio: float
+    gain_low_ratio: float
+    gain_high_ratio: float
     bubble_ratio: float
     stages: tuple[StageChange, ...]
     baselines: Mapping[str, float]
@@ -74,6 +76,8 @@ class Suggestion:
             "low_s": self.low_s,
             "high_s": self.high_s,
             "gain_ratio": self.gain_ratio,
+            "gain_low_ratio": self.gain_low_ratio,
+            "gain_high_ratio": self.gain_high_ratio,
             "bubble_ratio": self.bubble_ratio,
             "stages": [stage.to_dict() for stage in self.stages],
             "baselines": dict(self.baselines),
@@ -156,8 +160,7 @@ class Suggestions:
 def suggest(measured: MeasuredStep, info: RunInfo) -> Suggestions:
     """Return what would make the run faster, or why nothing is suggested.
 
-    A suggestion is made only if even the slow end of its predicted interval is faster than the fast end of the measured one, and the gain
-    is more than :data:`MIN_GAIN`.
+    A suggestion is made only if even the low end of its predicted gain is a gain, and the gain itself is more than :data:`MIN_GAIN`.
     """
     step_s = measured.step_time.median
     obstacle = _obstacle(measured)
@@ -241,23 +244,16 @@ def _obstacle(measured: MeasuredStep) -> NoChange | None:
 
 
 def _is_worth_it(found: PredictedStep, measured: MeasuredStep) -> bool:
-    if found.plan.cuts == measured.plan.cuts:
-        return False
-    return found.high_s < measured.step_time.low and _gain(found, measured) > MIN_GAIN
-
-
-def _gain(found: PredictedStep, measured: MeasuredStep) -> float:
-    return 1.0 - found.step_time_s / measured.step_time.median
+    return found.plan.cuts != measured.plan.cuts and found.gain_ratio > MIN_GAIN and found.gain_low_ratio > 0
 
 
 def _why_not(best: PredictedStep, measured: MeasuredStep) -> str:
     if best.plan.cuts == measured.plan.cuts:
-        return f"no change: cuts={list(best.plan.cuts)} are already the best that the measured layer costs allow"
-    low, high = measured.step_time.low * 1e3, measured.step_time.high * 1e3
-    return (
-        f"no change: the best other cuts, {list(best.plan.cuts)}, promise {_gain(best, measured):.1%}, which is within the noise "
-        f"(predicted {best.low_s * 1e3:.1f} to {best.high_s * 1e3:.1f} ms, measured {low:.1f} to {high:.1f} ms)"
-    )
+        return f"cuts={list(best.plan.cuts)} are already the best that the measured layer costs allow"
+    promise = f"the best other cuts, {list(best.plan.cuts)}, promise {best.gain_ratio:.1%}"
+    if best.gain_low_ratio <= 0:
+        return f"{promise}, which is within the noise ({best.gain_low_ratio:.1%} to {best.gain_high_ratio:.1%})"
+    return f"{promise}, and below {MIN_GAIN:.0%} a change is not worth it"
 
 
 def _baselines(predictor: Predictor) -> dict[str, float]:
@@ -292,7 +288,9 @@ def _suggestion(found: PredictedStep, measured: MeasuredStep, info: RunInfo, bas
         step_time_s=found.step_time_s,
         low_s=found.low_s,
         high_s=found.high_s,
-        gain_ratio=_gain(found, measured),
+        gain_ratio=found.gain_ratio,
+        gain_low_ratio=found.gain_low_ratio,
+        gain_high_ratio=found.gain_high_ratio,
         bubble_ratio=found.bubble_ratio,
         stages=changes,
         baselines=baselines,

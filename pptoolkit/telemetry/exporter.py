@@ -5,6 +5,7 @@
 /healthz   is the process alive
 """
 
+import math
 import socket
 import socketserver
 import threading
@@ -61,9 +62,9 @@ class Exposition:
         """Return the metrics in the format that the Accept header prefers."""
         encoder, content_type = choose_encoder(accept)
         with self._lock:
-            rendered_s, body = self._rendered.get(content_type, (0.0, b""))
             now_s = time.monotonic()
-            if not body or now_s - rendered_s > self._max_age_s:
+            rendered_s, body = self._rendered.get(content_type, (-math.inf, b""))
+            if now_s - rendered_s > self._max_age_s:
                 body = encoder(self._source)
                 self._rendered[content_type] = (now_s, body)
         return Response(body, content_type)

@@ -76,11 +76,6 @@ class RankLayout:
         """Links that end on this rank and begin on another."""
         return tuple(Link(src, dst) for dst in self.stages for src in (dst - 1, dst + 1) if self._elsewhere(src))
 
-    @property
-    def outgoing(self) -> tuple[Link, ...]:
-        """Links that begin on this rank and end on another."""
-        return tuple(Link(link.dst_stage, link.src_stage) for link in self.incoming)
-
     def rank_of(self, stage: int) -> int:
         """Global rank of ``stage`` in this rank's replica."""
         return self.replica * self.pipeline_ranks + self.stage_to_rank[stage]

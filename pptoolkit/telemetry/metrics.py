@@ -63,7 +63,7 @@ class RankMetrics:
         self.gauges = GaugeTable(self.registry)
         for name, documentation, labels in _GAUGES:
             self.gauges.declare(name, documentation, labels)
-        self._layout = layout
+        self._layout, self._stages = layout, frozenset(layout.stages)
         self._links = {(link.src_stage, link.dst_stage): link for link in layout.incoming}
         self._probe_bytes: dict[Link, int] = {}
         self._dropped_before: dict[str, int] = {}
@@ -157,7 +157,7 @@ class RankMetrics:
         if self._layout.micro_batches <= MICRO_BATCH_SERIES:
             wanted = rows[np.isin(rows[:, 3], COMPUTE_OPS) & (rows[:, 2] >= 0) & (rows[:, 2] < self._layout.micro_batches)]
             for _, stage, micro_batch, op, _, start_ns, end_ns, *_ in wanted.tolist():
-                if stage in self._layout.stages:
+                if stage in self._stages:
                     labels = (str(stage), Op(op).name.lower(), str(micro_batch))
                     self.gauges.set("micro_batch_duration_seconds", (end_ns - start_ns) / 1e9, *labels)
 

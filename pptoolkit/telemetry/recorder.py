@@ -1,25 +1,15 @@
 """The recorder: what the training thread touches. It appends tuples to a list; another thread does everything else.
 
-Every method costs well under a microsecond, takes no lock and raises nothing, so it may stand in the innermost loop.
+Recording takes a fraction of a microsecond, no lock, and raises nothing, so it may stand in the innermost loop.
 """
 
 import time
 from types import TracebackType
-from typing import NamedTuple
 
 from pptoolkit.telemetry.events import Flag, Op
 
 _FIRST_USE = int(Flag.FIRST_USE)
 _STEP = int(Op.STEP)
-
-
-class InFlight(NamedTuple):
-    """The op that the rank is in right now; a hang is read from it."""
-
-    op: Op
-    stage: int
-    micro_batch: int
-    start_ns: int
 
 
 class Recorder:

@@ -29,6 +29,7 @@ def test_the_second_run_achieves_what_the_first_ones_suggestion_promised(tmp_pat
     assert found.prediction.origin == "before"
     assert (found.losses.steps, found.losses.max_relative_difference, found.losses.equal_digits) == (40, 0.0, 16)
     assert found.accounting["recv_wait"][2] < 0
+    assert found.compute_ratio == pytest.approx(1.0, abs=0.02)
     json.dumps(found.to_dict(), allow_nan=False)
     assert after.report().prediction == found.prediction
 
@@ -44,7 +45,9 @@ def test_a_promise_that_was_not_kept_is_said_so(tmp_path):
     before = write_run(tmp_path / "before", UNEVEN)
     plan = before.suggest()[0].plan
     slower = Truth(**{**vars(UNEVEN), "cuts": list(plan.cuts), "forward_s": [0.012, 0.003, 0.003, 0.003, 0.003, 0.003]})
-    check = compare(before, write_run(tmp_path / "after", slower, info_changes={"plan": plan.to_dict()})).prediction
+    found = compare(before, write_run(tmp_path / "after", slower, info_changes={"plan": plan.to_dict()}))
+    assert found.compute_ratio == pytest.approx(1.5, abs=0.05)  # the machine, not the plan
+    check = found.prediction
     assert not check.within
     assert check.error_ratio == pytest.approx(0.5, abs=0.05)
 

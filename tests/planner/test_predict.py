@@ -46,7 +46,7 @@ def test_other_cuts_are_predicted_as_the_simulator_knows_them_to_be(tmp_path, cu
     assert found.step_time_s == pytest.approx(truth, rel=0.03)
     assert found.low_s < truth < found.high_s
     assert predictor.least_step_s(found.plan) <= found.step_time_s
-    assert sum(found.rank_compute_s) == pytest.approx(8 * sum(found.stage_compute_s))
+    assert sum(found.rank_compute_s) == pytest.approx(8 * sum(found.stage_compute_s), rel=0.01)
 
 
 def test_another_schedule_is_predicted_too(tmp_path):

@@ -257,7 +257,7 @@ def test_a_large_file_is_mapped_and_equal_to_what_was_written(run: RunDirectory)
 
 def test_what_is_no_event_is_refused_and_counted_and_the_rest_is_kept(run: RunDirectory) -> None:
     good = events(2)
-    bad = [(1, 2), tuple(good[0])[:-1] + ("x",), good[0]._replace(stage=1 << 15), good[0]._replace(start_ns=1 << 63), "text", None]
+    bad = [(1, 2), (*good[0][:-1], "x"), good[0]._replace(stage=1 << 15), good[0]._replace(start_ns=1 << 63), "text", None]
     rows, refused = to_rows([good[0], *bad, good[1]])
     assert rows.tolist() == [list(good[0]), list(good[1])]
     assert refused == len(bad)

@@ -33,7 +33,7 @@ def test_a_pulse_says_what_a_rank_is_in_and_since_when(run: RunDirectory) -> Non
     assert beat.op_seconds is not None
     assert beat.op_start_unix_s is not None
     assert beat.op_seconds >= 5
-    assert beat.unix_s - beat.op_start_unix_s == pytest.approx(beat.op_seconds, abs=0.01)
+    assert beat.unix_s - beat.op_start_unix_s == pytest.approx(beat.op_seconds, abs=1)
     assert beat.resident_bytes == 5
 
 

@@ -2,6 +2,8 @@ import json
 import logging
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -91,9 +93,9 @@ def test_a_rank_that_hangs_still_beats_and_says_where(run: RunDirectory, start: 
     wait_until(lambda: read_heartbeats(run)[0].monotonic_ns > first.monotonic_ns)
     (beat,) = read_heartbeats(run)
     assert (beat.step, beat.stage, beat.micro_batch) == (4, 1, 3)
-    assert beat.op_start_unix_s == pytest.approx(first.op_start_unix_s, abs=0.05)
+    assert beat.op_start_unix_s == pytest.approx(first.op_start_unix_s, abs=1)
     in_flight = telemetry.metrics.gauges.get("inflight_op_start_timestamp_seconds", "recv")
-    assert in_flight == pytest.approx(beat.op_start_unix_s, abs=0.05)
+    assert in_flight == pytest.approx(beat.op_start_unix_s, abs=1)
     assert telemetry.metrics.gauges.get("inflight_op_start_timestamp_seconds", "forward") == 0
     assert telemetry.metrics.gauges.get("last_step_timestamp_seconds") is None
 
@@ -275,3 +277,8 @@ def test_training_is_not_held_up_by_a_disk_that_hangs(run: RunDirectory, start: 
     assert telemetry.recorder.overflowed > 0
     assert not telemetry.flush(timeout_s=0.1)
     hang.set()
+
+
+def test_watching_needs_no_torch() -> None:
+    code = "import sys, pptoolkit.telemetry.session; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=100).returncode == 0

@@ -1,0 +1,30 @@
+"""The dashboard's entry script: ``streamlit run dashboard/app.py -- RUNS``. It only says which pages there are."""
+
+import streamlit as st
+
+from dashboard.views import compare, rebalance, runs, stages, timeline
+
+# A picture of our own: a named icon would be fetched from another host.
+ICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="16" height="16" rx="3" fill="#14171b"/>'
+    '<path fill="#56b4e9" d="M2 3h4v2H2zM5 7h4v2H5zM8 11h3v2H8z"/><path fill="#e69f00" d="M10 3h4v2h-4zM10 7h4v2h-4zM12 11h2v2h-2z"/></svg>'
+)
+
+
+def main() -> None:
+    """Set the page up and run the one that was asked for."""
+    st.set_page_config(page_title="pptoolkit", page_icon=ICON, layout="wide", initial_sidebar_state="collapsed")
+    # The default top margin is a sixth of a laptop's screen.
+    st.html("<style>.block-container{padding-top:4rem;padding-bottom:2rem}</style>")
+    pages = [
+        st.Page(runs.page, title="Runs", icon=":material/list:", url_path="runs", default=True),
+        st.Page(timeline.page, title="Timeline", icon=":material/view_timeline:", url_path="timeline"),
+        st.Page(stages.page, title="Stages", icon=":material/stacked_bar_chart:", url_path="stages"),
+        st.Page(rebalance.page, title="Rebalance", icon=":material/balance:", url_path="rebalance"),
+        st.Page(compare.page, title="Compare", icon=":material/compare_arrows:", url_path="compare"),
+    ]
+    st.session_state["pages"] = {page.url_path or "runs": page for page in pages}
+    st.navigation(pages, position="top").run()
+
+
+main()

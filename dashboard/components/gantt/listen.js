@@ -1,0 +1,154 @@
+// Mouse, wheel, keys and buttons of the Gantt.
+
+function listen(gantt) {
+  const { canvas, root } = gantt;
+  const on = (target, name, handler, options = {}) => target.addEventListener(name, handler, { signal: gantt.abort.signal, ...options });
+  let drag = null;
+
+  on(canvas, "wheel", (event) => {
+    if (!gantt.model) return;
+    event.preventDefault();
+    const sideways = event.shiftKey ? event.deltaY || event.deltaX : event.deltaX;
+    if (Math.abs(sideways) > Math.abs(event.shiftKey ? 0 : event.deltaY)) gantt.view.pan(clampNumber(sideways / 800, -0.5, 0.5));
+    else gantt.view.zoom(Math.exp(clampNumber(event.deltaY, -240, 240) * 0.0022), timeAt(gantt, pointOf(event).x));
+    gantt.moved();
+  }, { passive: false });
+
+  on(canvas, "pointerdown", (event) => {
+    if (!gantt.model || event.button) return;
+    const point = pointOf(event);
+    drag = { ...point, from: gantt.view.from, to: gantt.view.to, scroll: gantt.marks.scroll, far: false, overview: point.y < OVERVIEW };
+    canvas.setPointerCapture(event.pointerId);
+    if (drag.overview) jumpTo(gantt, point.x);
+  });
+
+  on(canvas, "pointermove", (event) => {
+    if (!gantt.model) return;
+    const point = (gantt.mouse = pointOf(event));
+    if (!drag) return hover(gantt, point);
+    if (drag.overview) return jumpTo(gantt, point.x);
+    if (Math.hypot(point.x - drag.x, point.y - drag.y) > 3) drag.far = true;
+    if (!drag.far) return;
+    canvas.classList.add("dragging");
+    const shift = ((drag.x - point.x) / (gantt.layout.width - GUTTER - EDGE)) * (drag.to - drag.from);
+    gantt.view.set(drag.from + shift, drag.to + shift);
+    gantt.marks.scroll = drag.scroll + (drag.y - point.y);
+    gantt.moved();
+  });
+
+  on(canvas, "pointerup", (event) => {
+    canvas.classList.remove("dragging");
+    if (drag && !drag.far && !drag.overview) click(gantt, pointOf(event));
+    drag = null;
+  });
+  on(canvas, "pointercancel", () => (drag = null));
+  on(canvas, "pointerleave", () => {
+    gantt.mouse = null;
+    if (drag || !gantt.model) return;
+    gantt.hideTip();
+    gantt.draw();
+  });
+  on(canvas, "dblclick", () => act(gantt, "fit"));
+  on(canvas, "keydown", (event) => {
+    const name = KEYS[event.key];
+    if (!name || !gantt.model || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    act(gantt, name);
+  });
+  for (const button of root.querySelectorAll("button")) on(button, "click", () => gantt.model && act(gantt, button.dataset.do));
+}
+
+const KEYS = {
+  ArrowLeft: "left", ArrowRight: "right", "+": "in", "=": "in", "-": "out", "[": "previous", "]": "next", f: "fit", F: "fit",
+  " ": "follow", a: "arrows", A: "arrows", Home: "first", End: "last", Escape: "clear", ArrowUp: "up", ArrowDown: "down",
+};
+
+function act(gantt, name) {
+  const { view, marks } = gantt;
+  const jumps = () => jumpList(gantt.model);
+  const show = (edge) => edge && (view.set(edge.from - 0.015 * (edge.to - edge.from), edge.to + 0.015 * (edge.to - edge.from)), gantt.moved());
+  const near = (by) => {
+    const list = jumps();
+    const at = stepInView(list, view);
+    show(list[clampNumber(at + by, 0, list.length - 1)]);
+  };
+  const actions = {
+    left: () => (view.pan(-0.15), gantt.moved()),
+    right: () => (view.pan(0.15), gantt.moved()),
+    in: () => (view.zoom(1 / 1.5), gantt.moved()),
+    out: () => (view.zoom(1.5), gantt.moved()),
+    up: () => ((marks.scroll -= 3 * gantt.layout.row), gantt.draw()),
+    down: () => ((marks.scroll += 3 * gantt.layout.row), gantt.draw()),
+    fit: () => near(0),
+    previous: () => near(-1),
+    next: () => near(1),
+    first: () => show(jumps()[0]),
+    last: () => show(jumps().at(-1)),
+    clear: () => gantt.select(-1),
+    follow: () => {
+      gantt.follow = !gantt.follow;
+      gantt.draw();
+      gantt.tell();
+    },
+    arrows: () => {
+      marks.arrows = !marks.arrows;
+      gantt.root.querySelector('[data-do="arrows"]').setAttribute("aria-pressed", String(marks.arrows));
+      gantt.draw();
+    },
+    png: () => {
+      const link = document.createElement("a");
+      link.download = `timeline-step-${gantt.model.steps[stepInView(gantt.model.steps, view)]?.step ?? 0}.png`;
+      link.href = gantt.canvas.toDataURL("image/png");
+      link.click();
+    },
+  };
+  actions[name]();
+}
+
+function pointOf(event) {
+  return { x: event.offsetX, y: event.offsetY };
+}
+
+function timeAt(gantt, x) {
+  const plot = gantt.layout.width - GUTTER - EDGE;
+  return gantt.view.from + ((x - GUTTER) / plot) * gantt.view.span;
+}
+
+function jumpTo(gantt, x) {
+  const { extent } = gantt.model.header;
+  const plot = gantt.layout.width - GUTTER - EDGE;
+  const middle = extent[0] + clampNumber((x - GUTTER) / plot, 0, 1) * (extent[1] - extent[0]);
+  gantt.view.set(middle - gantt.view.span / 2, middle + gantt.view.span / 2);
+  gantt.moved();
+}
+
+// What lies under a point: a bar, a bubble, or nothing.
+function under(gantt, point) {
+  const { model, layout, marks } = gantt;
+  if (point.x < GUTTER || point.y < layout.top || point.y > layout.top + layout.lanesHeight) return {};
+  const lane = Math.floor((point.y - layout.top + marks.scroll) / layout.row);
+  if (lane < 0 || lane >= model.header.lanes.length) return {};
+  const g = geometry(layout, lane, marks.scroll);
+  const t = timeAt(gantt, point.x);
+  const slack = gantt.view.span / layout.width;
+  const bar = barAt(model, lane, t, point.y > g.bar + g.height - g.foot - 1, slack);
+  if (bar >= 0 && !(model.header.ops[model.bars.op[bar]].thin && point.y < g.bar + g.height - g.foot - 2)) return { bar, lane, t };
+  const gap = bubbleAt(model, lane, t);
+  return gap ? { gap: { ...gap, lane }, lane, t } : {};
+}
+
+function hover(gantt, point) {
+  const found = under(gantt, point);
+  gantt.marks.hover = found.bar ?? -1;
+  gantt.marks.gap = found.gap ?? null;
+  if (found.bar !== undefined) gantt.showTip(point, describeBar(gantt.model, found.bar));
+  else if (found.gap) gantt.showTip(point, describeBubble(gantt.model, found.lane, found.t, found.gap));
+  else gantt.hideTip();
+  gantt.draw();
+}
+
+function click(gantt, point) {
+  const found = under(gantt, point);
+  const same = found.bar === gantt.marks.selected;
+  gantt.select(found.bar === undefined || same ? -1 : found.bar);
+}

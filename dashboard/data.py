@@ -1,0 +1,229 @@
+"""Runs as the pages see them: read once per server, polled little by little, shared by all sessions. Imports no Streamlit.
+
+A page asks for what it shows; what is dear (report, suggestions) is made anew only when there is something new, and never so often
+that it would take a noticeable share of a core.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import pandas as pd
+import pyarrow.compute as pc
+
+from dashboard.brief import Brief, build_brief
+from dashboard.timeline_message import Scene
+from dashboard.window import Lane, lanes_of
+from pptoolkit.analysis.liveness import Liveness, RunState
+from pptoolkit.analysis.steps import step_windows
+from pptoolkit.analysis.timeline import build_timeline
+from pptoolkit.errors import PPToolkitError
+from pptoolkit.planner.compare import Comparison, compare, losses_by_step
+from pptoolkit.planner.report import Report
+from pptoolkit.planner.step_costs import MeasuredStep
+from pptoolkit.planner.suggest import Suggestions
+from pptoolkit.run import Run
+from pptoolkit.telemetry import Op, RunInfo, list_runs
+
+POLL_EVERY_S = 0.25
+ENDED = (RunState.FINISHED, RunState.FAILED, RunState.STOPPED)
+_LEAST_PAUSE_S = 1.5
+_SHARE = 8  # a result that took t seconds to make is kept for at least 8 t
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class _Kept:
+    version: int
+    of: object
+    made_s: float
+    took_s: float
+    value: object
+
+
+class WatchedRun:
+    """One run directory that is being looked at. Safe to use from several sessions at once.
+
+    Args:
+        path: The run directory.
+
+    Raises:
+        RunError: If there is no readable run.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self._run = Run.open(path)
+        self._born_s = self._run.info.created_unix_s
+        self._version = 0
+        self._polled_s = 0.0
+        self._kept: dict[str, _Kept] = {}
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def info(self) -> RunInfo:
+        return self._run.info
+
+    def refresh(self) -> None:
+        """Read what was written since the last call, unless that was a moment ago."""
+        with self._lock:
+            if time.monotonic() - self._polled_s < POLL_EVERY_S:
+                return
+            if self._run.poll():
+                self._version += 1
+            if self._run.info.created_unix_s != self._born_s:  # removed and begun anew under the same name
+                self._run = Run.open(self.path)
+                self._born_s, self._kept = self._run.info.created_unix_s, {}
+                self._run.poll()
+            self._polled_s = time.monotonic()
+
+    def liveness(self) -> Liveness:
+        with self._lock:
+            return self._run.liveness()
+
+    def is_live(self) -> bool:
+        """Whether more may come: then pages refresh."""
+        return self.liveness().state not in ENDED
+
+    def last_sign_unix_s(self) -> float:
+        """Return when a rank last gave a sign of life or finished a step; 0 if never."""
+        with self._lock:
+            scalars = self._run.scalars()
+            beats = [beat.unix_s for beat in self._run.heartbeats()]
+        return max([*beats, float(scalars["unix_s"].max()) if len(scalars) else 0.0], default=0.0)
+
+    def brief(self) -> Brief:
+        """Return the run in a few numbers, as of the last refresh."""
+        with self._lock:
+            return self._keep("brief", self._brief, lazily=False)
+
+    def _brief(self) -> Brief:
+        steps = self._keep("steps", self._steps, lazily=False)
+        return build_brief(self._run.events, steps, self._run.scalars(), self.losses(), ranks=self.info.ranks)
+
+    def report(self) -> Report:
+        return self._keep("report", self._run.report)
+
+    def suggestions(self) -> Suggestions:
+        return self._keep("suggestions", self._run.suggest)
+
+    def measured_step(self) -> MeasuredStep | None:
+        return self._keep("measured", self._run.measured_step)
+
+    def steady_events(self) -> pd.DataFrame:
+        """Return the events of the usable steps."""
+        with self._lock:
+            return self._run.steady().events
+
+    def scalars(self) -> pd.DataFrame:
+        with self._lock:
+            return self._run.scalars()
+
+    def losses(self) -> pd.DataFrame:
+        """Return step and loss, one row a step that has one."""
+        frame: pd.DataFrame = losses_by_step(self.scalars()).rename("loss").rename_axis("step").reset_index()
+        return frame
+
+    def step_times(self) -> pd.DataFrame:
+        """Return step and step_time_s: the slowest rank's of each step."""
+        frame: pd.DataFrame = self.scalars().groupby("step", as_index=False)[["step_time_s"]].max()
+        return frame
+
+    def compare_with(self, before: "WatchedRun") -> Comparison:
+        """Compare ``before`` with this run.
+
+        Raises:
+            RunError: If one of them has no usable step.
+        """
+        # Always the same order of locks, or two sessions that compare a with b and b with a would wait for each other.
+        first, second = sorted((self, before), key=lambda run: str(run.path))
+        with first._lock, second._lock:
+            return self._keep("comparison", lambda: compare(before._run, self._run), of=(before.path, before._version))
+
+    def scene(self, *, around: tuple[int, int] | None = None, newest: int = 4) -> Scene | None:
+        """Return what the Gantt can show; None while no rank has finished a step.
+
+        Args:
+            around: Begin and end, nanoseconds since the run's first step, that will be looked at; None: the newest steps.
+            newest: How many steps to read when ``around`` is None.
+        """
+        with self._lock:
+            steps = self._keep("steps", self._steps, lazily=False)
+            if steps.empty:
+                return None
+            wanted = steps.tail(newest)
+            if around is not None:
+                origin = int(steps["start_ns"].min())
+                touched = steps[(steps["end_ns"] >= origin + around[0]) & (steps["start_ns"] <= origin + around[1])]
+                wanted = touched if len(touched) else wanted
+            first, last = int(wanted["step"].min()), int(wanted["step"].max())
+            timeline = self._keep("timeline", lambda: self._run.timeline((first, last + 1)), of=(first, last), lazily=False)
+            seen = {int(rank) for rank in pc.unique(self._run.events["rank"]).to_pylist()}
+            lanes: tuple[Lane, ...] = lanes_of(self.info.stage_to_rank, ranks=self.info.ranks)
+        return Scene(timeline=timeline, steps=steps, lanes=lanes, silent=frozenset(lane.rank for lane in lanes if lane.rank not in seen))
+
+    def _steps(self) -> pd.DataFrame:
+        events = self._run.events
+        whole = events.filter(pc.or_(pc.equal(events["op"], int(Op.STEP)), pc.equal(events["op"], int(Op.CLOCK))))
+        return step_windows(build_timeline(whole), ranks=self.info.ranks).sort_values("start_ns", ignore_index=True)
+
+    def _keep(self, kind: str, make: Callable[[], _T], *, of: object = None, lazily: bool = True) -> _T:
+        """Return the value of this kind, made anew when something new was read or when it is asked ``of`` something else.
+
+        Args:
+            kind: One value is kept per kind.
+            make: Makes it.
+            of: What it was asked of, e.g. the range of steps.
+            lazily: Whether an older value will do for as long as its cost demands.
+        """
+        with self._lock:
+            kept, now = self._kept.get(kind), time.monotonic()
+            stale = kept is None or kept.of != of
+            if kept is not None and kept.version != self._version:
+                stale = stale or not lazily or now - kept.made_s > max(_LEAST_PAUSE_S, _SHARE * kept.took_s)
+            if kept is None or stale:
+                value = make()
+                kept = self._kept[kind] = _Kept(self._version, of, now, time.monotonic() - now, value)
+            return kept.value  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A run directory that cannot be read, and why."""
+
+    name: str
+    reason: str
+
+
+class Catalogue:
+    """The runs below a folder, each opened once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._lock = threading.Lock()
+        self._open: dict[Path, WatchedRun] = {}
+
+    def look(self) -> tuple[list[WatchedRun], list[Unreadable]]:
+        """Return the readable runs, the most recently begun first, and the others."""
+        good: list[WatchedRun] = []
+        bad: list[Unreadable] = []
+        with self._lock:
+            directories = list_runs(self.root)
+            for gone in set(self._open) - {directory.path for directory in directories}:
+                del self._open[gone]
+            for directory in directories:
+                try:
+                    run = self._open.get(directory.path) or WatchedRun(directory.path)
+                except PPToolkitError as error:
+                    bad.append(Unreadable(directory.path.name, str(error)))
+                    continue
+                self._open[directory.path] = run
+                good.append(run)
+        return sorted(good, key=lambda run: (-run.info.created_unix_s, run.name)), sorted(bad, key=lambda run: run.name)

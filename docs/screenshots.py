@@ -1,0 +1,122 @@
+"""Take the pictures of the dashboard that README and docs show: every page, light and dark.
+
+    python docs/screenshots.py                 on runs that the simulator makes
+    python docs/screenshots.py --runs runs     on runs of your own; pages show the newest one
+
+Needs Playwright for Python (pip install playwright) and Chromium (apt-get install chromium); nothing is downloaded.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # the synthetic runs live beside the tests
+
+from dashboard.launch import command, environment, free_port  # noqa: E402
+from tests.dashboard.synthetic import demo_runs  # noqa: E402
+
+SIZE: Any = {"width": 1400, "height": 900}
+CHART = "[data-testid=stVegaLiteChart] svg"
+SETTLE_S = 1.5  # after the last change: charts fade in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """One picture: ``name``-light.png and ``name``-dark.png of the page at ``path``; ``ready`` is what it shows once drawn."""
+
+    name: str
+    path: str
+    ready: tuple[str, ...]
+
+
+def pictures(*, first: str, second: str, live: str) -> list[Picture]:
+    """Return what is photographed; the arguments are names of runs."""
+    return [
+        Picture(name="runs", path="/", ready=("[data-testid=stDataFrame]", CHART)),
+        Picture(name="timeline", path=f"/timeline?run={live}", ready=(".gantt[data-bars]", CHART)),
+        Picture(name="stages", path=f"/stages?run={first}", ready=(CHART,)),
+        Picture(name="rebalance", path=f"/rebalance?run={first}", ready=(CHART,)),
+        Picture(name="compare", path=f"/compare?run={second}", ready=(CHART,)),
+    ]
+
+
+def main() -> None:
+    """Start the dashboard, photograph it, stop it."""
+    parser = argparse.ArgumentParser(description="Take the pictures of the dashboard.")
+    parser.add_argument("--runs", type=Path, help="folder of runs; default: runs made by the simulator")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images", help="where the PNG files go")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        if options.runs is None:
+            live = demo_runs(Path(folder) / "runs")
+            wanted = pictures(first="gpt-1-equal-layers", second="gpt-2-suggested-cuts", live=live.run_id)
+        else:
+            live = None
+            names = sorted((path.parent for path in options.runs.glob("*/run.json")), key=lambda path: path.stat().st_mtime)
+            wanted = pictures(first=names[0].name, second=names[-1].name, live=names[-1].name)
+        # Started in the folder above the runs, so that the pictures show short paths.
+        where = Path(folder) if options.runs is None else Path.cwd()
+        with serving(options.runs or Path("runs"), where) as address:
+            for picture in wanted:
+                for theme in ("light", "dark"):
+                    if live is not None:
+                        live.train(2)  # so that it is seen running
+                    path = options.out / f"{picture.name}-{theme}.png"
+                    photograph(address, picture, theme, path)
+                    print(path)
+
+
+@contextmanager
+def serving(runs: Path, where: Path) -> Iterator[str]:
+    """Serve the dashboard, started in the folder ``where``, while the block runs; yields its address."""
+    port = free_port(8600)
+    process = subprocess.Popen(
+        command(runs, port=port),
+        cwd=where,
+        env={**environment(), "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(timeout=10)
+
+
+def photograph(address: str, picture: Picture, theme: str, path: Path) -> None:
+    """Open one page in a fresh browser and save what it shows."""
+    from playwright.sync_api import Error, sync_playwright
+
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=arguments)
+        page: Any = browser.new_page(viewport=SIZE, color_scheme="dark" if theme == "dark" else "light")
+        for attempt in range(60):
+            try:
+                page.goto(address + picture.path)
+                break
+            except Error:  # the server is still starting
+                if attempt == 59:
+                    raise
+                time.sleep(0.5)
+        for selector in picture.ready:
+            page.wait_for_selector(selector, timeout=30_000)
+        time.sleep(SETTLE_S)
+        page.screenshot(path=str(path))
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

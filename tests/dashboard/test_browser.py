@@ -1,0 +1,154 @@
+"""The real page in a real browser: drawing, hover, live refresh, apply, and not one request that leaves the machine."""
+
+import shutil
+import socket
+import subprocess
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboard.launch import command, environment, free_port
+from tests.dashboard.synthetic import SyntheticRun
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright for Python: pip install playwright")
+pytestmark = [
+    pytest.mark.timeout(100),
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium"),
+]
+WAIT_MS = 20_000
+
+
+@pytest.fixture
+def server(runs: Path) -> Iterator[str]:
+    runs.mkdir()
+    port = free_port(8700)
+    with (runs.parent / "server.log").open("w") as log:
+        process = subprocess.Popen(command(runs, port=port), env=environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            _wait_for(port)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(timeout=10)
+    assert "Traceback" not in (runs.parent / "server.log").read_text()
+
+
+def _wait_for(port: int) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    pytest.fail("the dashboard did not answer within 30 s")
+
+
+class Page:
+    """A browser page that remembers its complaints and its requests."""
+
+    def __init__(self, browser: Any) -> None:
+        self.page = browser.new_page(viewport={"width": 1400, "height": 900})
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", lambda message: self.complaints.append(message.text) if message.type == "error" else None)
+        self.page.on("request", lambda request: self.requests.append(request.url))
+
+    def view(self) -> dict[str, str]:
+        return dict(self.page.eval_on_selector(".gantt", "element => ({...element.dataset})"))
+
+    def wait_for_view(self, condition: str) -> None:
+        find = "[...document.querySelectorAll('*')].map((e) => e.shadowRoot?.querySelector('.gantt')).find(Boolean)?.dataset"
+        script = f"() => {{ const d = {find}; return d && ({condition}); }}"
+        self.page.wait_for_function(script, timeout=WAIT_MS)
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield Page(browser)
+        browser.close()
+
+
+def test_a_person_watches_a_run_zooms_in_and_applies_the_suggested_cuts(server: str, page: Page, runs: Path) -> None:
+    page.page.goto(server)
+    page.page.get_by_text("There are no runs yet").wait_for(timeout=WAIT_MS)  # D3: waits politely
+    run = SyntheticRun(root=runs, run_id="live").train(12)
+    page.page.get_by_text("1 run in the folder").wait_for(timeout=WAIT_MS)  # and fills by itself
+
+    page.page.get_by_role("link", name="Timeline").click()
+    page.wait_for_view("d.last === '11' && Number(d.bars) > 100")
+    assert page.view()["follow"] == "true"
+    assert _colors_of_the_canvas(page) > 6
+
+    box = page.page.locator(".gantt canvas").bounding_box()
+    tip = page.page.locator(".gantt .tip")
+    _hover_until(page, box, tip, "forward F")
+    assert "micro-batch" in tip.inner_text()
+    assert "stage" in tip.inner_text()
+    assert "duration" in tip.inner_text()
+
+    page.page.mouse.wheel(0, -500)
+    page.wait_for_view("d.follow === 'false'")
+    zoomed = page.view()
+    run.train(3)
+    page.wait_for_view("d.last === '14'")  # D4: the new steps have come
+    assert {name: page.view()[name] for name in ("from", "to", "follow")} == {name: zoomed[name] for name in ("from", "to", "follow")}  # D8
+
+    page.page.locator(".gantt canvas").focus()
+    page.page.keyboard.press("Space")
+    page.wait_for_view(f"d.follow === 'true' && Number(d.to) > {zoomed['to']}")
+
+    page.page.get_by_role("link", name="Rebalance").click()
+    page.page.get_by_role("button", name="Apply to next run").click(timeout=WAIT_MS)
+    page.page.get_by_text("is written").wait_for(timeout=WAIT_MS)
+    assert tomllib.loads((runs / "live" / "next-plan.toml").read_text())["cuts"][-1] == 9
+
+    assert page.complaints == []
+    local = (server, server.replace("http", "ws"), "data:", f"blob:{server}")
+    assert [url for url in page.requests if not url.startswith(local)] == []
+
+
+def test_a_deep_link_restores_run_and_step(server: str, page: Page, runs: Path) -> None:
+    for name in ("first", "second"):
+        SyntheticRun(root=runs, run_id=name).train(12).finish()
+    page.page.goto(f"{server}/timeline?run=first&step=4")
+    page.wait_for_view("d.follow === 'false' && d.last === '11'")
+    page.page.get_by_role("button", name="PNG").wait_for()
+    view = page.view()
+    middle = (float(view["from"]) + float(view["to"])) / 2
+    assert 4 <= middle / 127_500 <= 5  # each step of these runs takes about 127 ms
+    page.page.get_by_role("button", name="Next step").click()
+    page.wait_for_view(f"Number(d.from) > {view['from']}")
+    assert page.page.url.endswith("run=first&step=4")
+
+
+def _colors_of_the_canvas(page: Page) -> int:
+    """Count colours that fill at least 200 pixels: an empty or failed canvas has one."""
+    return int(
+        page.page.eval_on_selector(
+            ".gantt canvas",
+            """canvas => {
+                const pixels = new Uint32Array(canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.buffer);
+                const count = new Map();
+                for (const pixel of pixels) count.set(pixel, (count.get(pixel) ?? 0) + 1);
+                return [...count.values()].filter((n) => n > 200).length;
+            }""",
+        )
+    )
+
+
+def _hover_until(page: Page, box: Any, tip: Any, text: str) -> None:
+    """Move along the first row until the tooltip says ``text``."""
+    for x in range(150, int(box["width"]), 4):
+        page.page.mouse.move(box["x"] + x, box["y"] + 105)
+        if tip.is_visible() and text in tip.inner_text():
+            return
+    pytest.fail(f"no bar of the first row answered with {text!r}")

@@ -1,0 +1,90 @@
+"""Charts as data: what is drawn, in which colours, and that it stays small."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dashboard.charts.curves import MOST_POINTS, curve_chart, thin_out
+from dashboard.charts.heat import heat_chart, heat_rows
+from dashboard.charts.intervals import StepTime, interval_chart
+from dashboard.charts.palette import STATE_COLORS
+from dashboard.charts.split import split_chart, split_rows
+from dashboard.charts.strip import strip_chart, strip_rows
+from dashboard.views.rebalance import next_command, read_cuts
+from pptoolkit.telemetry import RunInfo
+from pptoolkit.telemetry.events import Op
+
+
+def test_a_long_curve_is_averaged_to_a_bounded_number_of_points() -> None:
+    frame = pd.DataFrame({"step": range(100_000), "loss": np.linspace(5, 1, 100_000)})
+    thin = thin_out(frame, "loss")
+    assert len(thin) <= MOST_POINTS
+    assert thin["loss"].mean() == pytest.approx(3)
+
+
+def test_steps_without_a_finite_loss_leave_no_point() -> None:
+    frame = pd.DataFrame({"step": [0, 1, 2, 3], "loss": [1.0, None, float("nan"), float("inf")]})
+    assert thin_out(frame, "loss")["step"].tolist() == [0]
+
+
+def test_two_equal_curves_differ_in_color_and_dash_and_carry_their_names() -> None:
+    frame = pd.DataFrame({"step": [0, 1], "loss": [2.0, 1.0]})
+    spec = curve_chart({"a": frame, "b": frame}, "loss", title="loss").to_dict()
+    encoding = spec["layer"][0]["encoding"]
+    assert encoding["color"]["scale"]["domain"] == encoding["strokeDash"]["scale"]["domain"] == ["a", "b"]
+    assert len({json.dumps(dash) for dash in encoding["strokeDash"]["scale"]["range"]}) == 2
+
+
+def test_the_parts_of_a_split_sum_to_the_step_and_keep_their_colors() -> None:
+    parts = {0: {"compute": 0.06, "recv_wait": 0.04}, 1: {"compute": 0.1}}
+    rows = split_rows(parts, {0: "rank 0", 1: "rank 1"})
+    assert rows.groupby("row")["ms"].sum().tolist() == pytest.approx([100, 100])
+    assert rows.groupby("row")["share"].sum().tolist() == pytest.approx([1, 1])
+    color = split_chart(rows).to_dict()["layer"][0]["encoding"]["color"]["scale"]
+    assert color == {"domain": ["compute", "wait to receive"], "range": [STATE_COLORS["compute"], STATE_COLORS["recv_wait"]]}
+
+
+def test_a_layer_is_as_wide_as_its_cost_and_the_slowest_stage_is_marked() -> None:
+    layers, stages = strip_rows(["a", "b", "c"], [0.001, 0.003, 0.002], {"now": (1,), "next": (2,)})
+    now = layers[layers["plan"] == "now"]
+    assert (now["end"] - now["begin"]).tolist() == pytest.approx([1, 3, 2])
+    assert now["stage"].tolist() == ["stage 0", "stage 1", "stage 1"]
+    assert stages[stages["slowest"]][["plan", "stage", "ms"]].values.tolist() == [["now", "stage 1", 5.0], ["next", "stage 0", 4.0]]
+    texts = json.dumps(strip_chart(layers, stages, ink="#123456").to_dict(), ensure_ascii=False)
+    assert "stage 1: 5.00 ms ◂ slowest" in texts
+    assert "#123456" in texts
+
+
+def test_the_heat_map_shows_the_mean_of_forward_and_backward_together() -> None:
+    rows = [(0, 0, m, op, 0, ns) for m in range(2) for op, ns in ((Op.FORWARD, 1_000_000), (Op.BACKWARD, 2_000_000))]
+    rows += [(1, 0, m, op, 0, 2 * ns) for _, _, m, op, _, ns in rows]
+    frame = pd.DataFrame(rows, columns=["step", "stage", "micro_batch", "op", "start_ns", "end_ns"]).assign(replica=0)
+    heat = heat_rows(frame)
+    assert heat.values.tolist() == [[0, 0, 4.5], [0, 1, 4.5]]
+    assert len(heat_chart(heat).to_dict()["layer"]) == 2
+
+
+def test_many_micro_batches_are_averaged_so_that_the_heat_map_stays_small() -> None:
+    frame = pd.DataFrame({"micro_batch": range(1000)}).assign(step=0, stage=0, op=0, start_ns=0, end_ns=1_000_000, replica=0)
+    heat = heat_rows(frame)
+    assert len(heat) == 250
+    assert set(heat["ms"]) == {1.0}
+
+
+def test_an_interval_is_drawn_from_its_low_to_its_high_end() -> None:
+    spec = interval_chart([StepTime(label="now", kind="measured", seconds=0.1, low_s=0.098, high_s=0.103)]).to_dict()
+    (row,) = next(iter(spec["datasets"].values()))
+    assert (row["low"], row["ms"], row["high"], row["text"]) == (98.0, 100.0, 103.0, "100 ms")
+
+
+@pytest.mark.parametrize(("text", "cuts"), [("3, 6 9", (3, 6, 9)), ("[4]", (4,)), ("", ())])
+def test_cuts_are_read_as_people_write_them(text: str, cuts: tuple[int, ...]) -> None:
+    assert read_cuts(text) == cuts
+
+
+def test_the_next_command_uses_the_runs_own_config_and_quotes_what_a_shell_would_split() -> None:
+    info = RunInfo(run_id="a", command=("pptoolkit", "train", "my jobs/gpt.toml", "--nproc", "2"))
+    assert next_command(info, "/tmp/a b.toml") == "pptoolkit train 'my jobs/gpt.toml' --plan '/tmp/a b.toml'"
+    assert next_command(RunInfo(run_id="a"), "p.toml") == "pptoolkit train CONFIG --plan p.toml"

@@ -1,0 +1,115 @@
+"""Wrong input: found before a process starts, exit code 2, and a message with the value, the place and the remedy."""
+
+from pathlib import Path
+
+import pytest
+
+from pptoolkit.cli import main
+from tests.support.jobs import write_job
+
+GPT = """
+[model]
+width = 32
+heads = 2
+depth = 2
+sequence = 16
+[data]
+path = "{path}"
+vocabulary = 300
+[training]
+batch_size = {batch}
+steps = 2
+[plan]
+micro_batches = 4
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refuse(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command that must be refused; return its message, with line breaks of the terminal removed."""
+    assert main.run(arguments) == 2
+    captured = capsys.readouterr()
+    return " ".join(captured.err.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[training]\nbatch_siz = 8", "unknown key 'training.batch_siz'; did you mean 'batch_size'?"),
+        ("[trainig]\nsteps = 8", "unknown key 'trainig'; did you mean 'training'?"),
+        ("[training]\nsteps = 0", "training.steps = 0: input should be greater than or equal to 1"),
+        ('[training]\nsteps = "many"', "training.steps = 'many': input should be a valid integer"),
+        ("[model]\nwidth = 30\nheads = 4", "width=30 is no multiple of heads=4; choose heads that divide width"),
+        ("not toml", "must be a TOML file"),
+    ],
+)
+def test_a_wrong_config_is_refused_by_key_and_value(here: Path, capsys: pytest.CaptureFixture[str], text: str, message: str) -> None:
+    (here / "bad.toml").write_text(text)
+    said = refuse(capsys, "train", "bad.toml")
+    assert "bad.toml" in said
+    assert message in said
+
+
+@pytest.mark.parametrize(
+    ("plan", "nproc", "message"),
+    [
+        ("cuts = [3, 2]", "3", "cut point 2 in cuts=[3, 2] does not come after 3"),
+        ("cuts = [0]", "2", "cut point 0 in cuts=[0] is out of range; the model has 4 layers, so use 1 to 3"),
+        ("cuts = [9]", "2", "cut point 9 in cuts=[9] is out of range"),
+        ("cuts = [1, 2, 3, 4]", "5", "cuts=[1, 2, 3, 4] make 5 stages, but the model has 4 layers; use at most 3 cut points"),
+        ("cuts = [2]", "3", "cuts=[2] make 2 stages, but 3 ranks were asked for"),
+        ("", "5", "5 stages do not fit a model of 4 layers"),
+        ("", "0", "--nproc 0 starts no process"),
+        ("micro_batches = 5", "2", "training.batch_size=16 cannot be cut into 5 equal micro-batches; use batch_size=15"),
+        ("micro_batches = 32", "2", "training.batch_size=16 cannot be cut into 32 equal micro-batches; use batch_size=32"),
+        ('schedule = "1f1d"', "2", "did you mean '1f1b'"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(here: Path, capsys: pytest.CaptureFixture[str], plan: str, nproc: str, message: str) -> None:
+    config = write_job(here, steps=2, port=19200)
+    text = config.read_text().replace(
+        "[plan]\nmicro_batches = 8", f"[plan]\n{plan}" if "micro" in plan else f"[plan]\nmicro_batches = 8\n{plan}"
+    )
+    config.write_text(text)
+    assert message in refuse(capsys, "train", str(config), "--nproc", nproc)
+    assert not (here / "runs").exists()
+
+
+def test_a_missing_corpus_and_an_empty_one_are_told_apart(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "gpt.toml").write_text(GPT.format(path="nowhere", batch=8))
+    assert "data.path=nowhere does not exist" in refuse(capsys, "train", "gpt.toml", "--nproc", "2")
+    (here / "empty").mkdir()
+    (here / "gpt.toml").write_text(GPT.format(path="empty", batch=8))
+    assert "empty" in refuse(capsys, "train", "gpt.toml", "--nproc", "2")
+
+
+def test_a_batch_larger_than_the_corpus_names_both_sizes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "texts").mkdir()
+    (here / "texts" / "a.txt").write_text("a few words of text\n" * 40)
+    (here / "gpt.toml").write_text(GPT.format(path="texts", batch=4000))
+    said = refuse(capsys, "train", "gpt.toml", "--nproc", "2")
+    assert "batch_size=4000 needs" in said
+    assert "use a batch_size of at most" in said
+
+
+def test_an_unwritable_run_directory_is_refused_before_training(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = write_job(here, steps=2, port=19200)
+    (here / "runs").write_text("a file where the folder should be")
+    assert "cannot write runs/job" in refuse(capsys, "train", str(config), "--nproc", "2")
+
+
+def test_a_plan_of_another_model_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = write_job(here, steps=2, port=19200)
+    (here / "plan.toml").write_text('version = 1\ncuts = [2]\nmicro_batches = 8\nfingerprint = "0123456789abcdef"\n')
+    assert "the plan was made for another model" in refuse(capsys, "train", str(config), "--plan", "plan.toml")
+
+
+def test_no_run_yet_says_how_to_get_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("report", "suggest", "apply"):
+        assert "train one first: pptoolkit train" in refuse(capsys, command)
+    assert "there is no run at nowhere" in refuse(capsys, "report", "nowhere")
