@@ -29,6 +29,7 @@ app.command("compare")(read.compare)
 app.command("dashboard")(serve.dashboard)
 app.command("demo")(demo.demo)
 app.add_typer(monitoring.prometheus)
+app.add_typer(monitoring.grafana)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

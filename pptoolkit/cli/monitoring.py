@@ -1,5 +1,6 @@
 """``pptoolkit prometheus config`` and ``pptoolkit grafana push``."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,12 @@ from rich.markup import escape
 from pptoolkit.cli.find import RUNS
 from pptoolkit.cli.screen import out
 from pptoolkit.errors import ConfigError
+from pptoolkit.monitoring.grafana_push import Change, Outcome, load_dashboards, push_dashboard, push_data_source, push_folder
+from pptoolkit.monitoring.grafana_server import DEFAULT_URL, Credentials, GrafanaServer
+from pptoolkit.monitoring.run_events import push_events
 from pptoolkit.monitoring.scrape_config import PROMETHEUS_PORT, ScrapeConfig
+from pptoolkit.telemetry import list_runs
+from pptoolkit.telemetry.settings import is_http_url
 
 prometheus = typer.Typer(name="prometheus", help="Scrape runs with Prometheus.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -52,3 +58,52 @@ def prometheus_config(
     out.print(f"wrote [bold]{escape(str(output))}[/]; check it with: promtool check config {escape(str(output))}", soft_wrap=True)
     start = f"prometheus --config.file={output} --web.listen-address=127.0.0.1:{PROMETHEUS_PORT}"
     out.print(f"next: {escape(start)}", soft_wrap=True)
+
+
+grafana = typer.Typer(name="grafana", help="Show runs in Grafana.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@grafana.callback()
+def _grafana() -> None:
+    """Show runs in Grafana."""
+
+
+@grafana.command("push")
+def grafana_push(
+    url: Annotated[str, typer.Option(help="Address of Grafana.")] = DEFAULT_URL,
+    folder: Annotated[str | None, typer.Option(help="Title of the folder; a folder pushed before is renamed. Default: pptoolkit.")] = None,
+    datasource: Annotated[
+        str | None, typer.Option(help="Address of Prometheus as Grafana reaches it; default for a new one: http://localhost:9090.")
+    ] = None,
+    no_datasource: Annotated[bool, typer.Option("--no-datasource", help="Leave data sources alone: they need the role Admin.")] = False,
+    runs: Annotated[Path, typer.Option(help="Folder of runs, or one run, whose events become annotations.")] = RUNS,
+    no_annotations: Annotated[bool, typer.Option("--no-annotations", help="Leave annotations alone.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace dashboards that were changed in Grafana.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.", min=0.1, max=300)] = 10.0,
+) -> int:
+    """Create or update folder, data source, dashboards and annotations. Again is the same as once; credentials: GRAFANA_TOKEN.
+
+    Without a token: GRAFANA_USER and GRAFANA_PASSWORD. Exit code 1 when something was kept although it differs.
+    """
+    from grafana import DASHBOARDS
+
+    if datasource is not None and not is_http_url(datasource):
+        raise ConfigError(f"--datasource {datasource!r} is no address of Prometheus; write it like http://localhost:{PROMETHEUS_PORT}")
+    server = GrafanaServer(url, Credentials.from_environment(os.environ), timeout_s=timeout)
+    boards = load_dashboards(DASHBOARDS)
+    folder_uid, change = push_folder(server, folder)
+    changes = [_tell(change)]
+    if not no_datasource:
+        changes.append(_tell(push_data_source(server, datasource)))
+    changes += [_tell(push_dashboard(server, board, folder_uid=folder_uid, overwrite=overwrite)) for board in boards]
+    if not no_annotations:
+        changes += [_tell(change) for change in push_events(server, list_runs(runs))]
+    out.print(f"look at it: {escape(server.url)}/d/pptoolkit-run", soft_wrap=True)
+    return 1 if any(change.outcome is Outcome.KEPT for change in changes) else 0
+
+
+def _tell(change: Change) -> Change:
+    note = f" ({escape(change.note)})" if change.note else ""
+    style = "yellow" if change.outcome is Outcome.KEPT else "bold"
+    out.print(f"{escape(change.subject)}: [{style}]{change.outcome}[/]{note}", soft_wrap=True)
+    return change

@@ -31,7 +31,7 @@ def test_the_rules_pass_their_own_tests() -> None:
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
-@pytest.mark.parametrize("broken", ["vector(0) > 1", "{__name__=~'up|pptoolkit_.+'}"], ids=["never", "always"])
+@pytest.mark.parametrize("broken", ["vector(0) > 1", "vector(1)"], ids=["never", "always"])
 def test_the_tests_of_every_alert_notice_when_it_never_fires_and_when_it_always_does(broken: str, tmp_path: Path) -> None:
     body = yaml.safe_load(RULES.read_text())
     for rule in (rule for group in body["groups"] for rule in group["rules"] if "alert" in rule):
