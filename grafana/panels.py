@@ -134,10 +134,18 @@ def matrix(title: str, query: Query, *, row: str, column: str, unit: str, about:
         "custom": {"cellOptions": {"type": "color-background", "mode": "gradient"}, "align": "center", "width": 84},
     }
     panel = _panel("table", title, (query,), about, defaults, {"showHeader": True, "cellHeight": "sm"})
+    # As numbers and sorted: as text, micro-batch 10 stands before 2.
+    numbers = [{"targetField": name, "destinationType": "number"} for name in (row, column)]
     panel["transformations"] = [
-        {"id": "groupingToMatrix", "options": {"columnField": column, "rowField": row, "valueField": "Value", "emptyValue": "empty"}}
+        {"id": "convertFieldType", "options": {"conversions": numbers, "fields": {}}},
+        {"id": "sortBy", "options": {"fields": {}, "sort": [{"field": column}]}},
+        {"id": "groupingToMatrix", "options": {"columnField": column, "rowField": row, "valueField": "Value", "emptyValue": "empty"}},
+        {"id": "sortBy", "options": {"fields": {}, "sort": [{"field": f"{row}\\{column}"}]}},
     ]
-    corner = {"matcher": {"id": "byName", "options": f"{row}\\{column}"}, "properties": [_cell("auto"), {"id": "unit", "value": "string"}]}
+    corner = {
+        "matcher": {"id": "byName", "options": f"{row}\\{column}"},
+        "properties": [_cell("auto"), {"id": "unit", "value": "none"}, {"id": "decimals", "value": 0}],
+    }
     panel["fieldConfig"]["overrides"] = [corner]
     return panel
 

@@ -20,7 +20,7 @@ def _quantile(share: str) -> str:
 
 _NOW = Row(
     "Now",
-    across=8,
+    across=4,
     height=4,
     panels=[
         number(
