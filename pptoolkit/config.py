@@ -72,6 +72,7 @@ class TelemetryConfig(_Section):
     port: Annotated[int, Field(ge=1, le=65535)] = 9100
     address: str = "127.0.0.1"
     sample_layers_every: Annotated[int, Field(ge=0)] = 1
+    pushgateway: Annotated[str, Field(pattern=r"^https?://[^\s/]+")] | None = None
 
 
 class RunConfig(_Section):

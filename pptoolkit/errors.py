@@ -9,6 +9,7 @@ Each message names the value, the place and the remedy. The tree follows who has
     |  |- ScheduleError      an order of actions that cannot run
     |  |- DataError          the corpus or data set
     |  `- RunError           a run directory that cannot be read or written
+    |- MonitoringError       a service around the runs refused or did not answer (exit code 1)
     `- TrainingError         the run itself failed (exit code 1)
        |- StageError         an exception inside a layer, with rank, stage and micro-batch
        `- PeerLostError      another rank is gone, so this one cannot go on
@@ -45,6 +46,10 @@ class DataError(InputError):
 
 class RunError(InputError):
     """A run directory that is missing, unreadable or not writable."""
+
+
+class MonitoringError(PPToolkitError):
+    """A service around the runs, such as Grafana, refused or did not answer. No run is affected."""
 
 
 class TrainingError(PPToolkitError):

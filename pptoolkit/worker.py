@@ -39,7 +39,8 @@ def _train(run: RunDirectory) -> None:
 
     config = RunConfig.from_dict(run.read_info().config, where=str(run.info_path))
     job = make_job(config)
-    telemetry = TelemetrySettings(enabled=config.telemetry.enabled, port=config.telemetry.port, address=config.telemetry.address)
+    asked = config.telemetry
+    telemetry = TelemetrySettings(enabled=asked.enabled, port=asked.port, address=asked.address, pushgateway=asked.pushgateway)
     with Trainer(
         job.layers,
         loss=job.loss,

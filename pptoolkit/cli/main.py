@@ -2,13 +2,16 @@
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import typer
-from click.exceptions import Abort, ClickException, Exit
 
-from pptoolkit.cli import demo, read, serve, train
+from pptoolkit.cli import demo, monitoring, read, serve, train
 from pptoolkit.cli.screen import show_error
 from pptoolkit.errors import PPToolkitError
+
+# Newer releases of typer carry a copy of click of their own: what they raise is no exception of the click that is installed.
+_ClickException: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 app = typer.Typer(
     name="pptoolkit",
@@ -25,6 +28,8 @@ app.command("apply")(read.apply)
 app.command("compare")(read.compare)
 app.command("dashboard")(serve.dashboard)
 app.command("demo")(demo.demo)
+app.add_typer(monitoring.prometheus)
+app.add_typer(monitoring.grafana)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -39,11 +44,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except PPToolkitError as error:
         show_error(error)
         return error.exit_code
-    except Exit as leaving:
+    except typer.Exit as leaving:
         return int(leaving.exit_code)
-    except ClickException as wrong:
+    except _ClickException as wrong:
         wrong.show()
-        return wrong.exit_code
-    except (Abort, KeyboardInterrupt):
+        return int(wrong.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
         return 130
     return code if isinstance(code, int) else 0

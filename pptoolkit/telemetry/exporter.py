@@ -50,10 +50,13 @@ class Exposition:
     Args:
         registry: What is exported.
         max_age_s: How old a text may be.
+
+    Attributes:
+        source: What is rendered.
     """
 
     def __init__(self, registry: CollectorRegistry, *, max_age_s: float = 0.25) -> None:
-        self._source = _WithoutCreationTimes(registry)
+        self.source: Collector = _WithoutCreationTimes(registry)
         self._max_age_s = max_age_s
         self._lock = threading.Lock()
         self._rendered: dict[str, tuple[float, bytes]] = {}
@@ -65,14 +68,14 @@ class Exposition:
             now_s = time.monotonic()
             rendered_s, body = self._rendered.get(content_type, (-math.inf, b""))
             if now_s - rendered_s > self._max_age_s:
-                body = encoder(self._source)
+                body = encoder(self.source)
                 self._rendered[content_type] = (now_s, body)
         return Response(body, content_type)
 
     def render_now(self) -> bytes:
         """Return the metrics as text, fresh."""
         encoder, _ = choose_encoder("")
-        body: bytes = encoder(self._source)
+        body: bytes = encoder(self.source)
         return body
 
 

@@ -1,7 +1,7 @@
 """What the machine does: CPU, memory, network always; a GPU through NVML where there is one. Absence is an object."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import psutil
@@ -16,15 +16,17 @@ class HardwareSample:
 
     Args:
         host_cpu_ratio: Share of all CPUs' time in use since the last look, 0 to 1.
-        memory_bytes: By kind: resident, and what the memory source told.
+        memory_bytes: By kind: resident (this process), host and device (all processes), and what the memory source told.
         network_bytes: Sent and received over all interfaces since the last look.
         device_utilization_ratio: Share of time in which the GPU ran a kernel, 0 to 1; None without a GPU.
+        memory_limit_bytes: How much there is at all, of the kinds for which that is known: host, device.
     """
 
     host_cpu_ratio: float
     memory_bytes: Mapping[str, int]
     network_bytes: Mapping[str, int]
     device_utilization_ratio: float | None = None
+    memory_limit_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 class Gpu(Protocol):
@@ -36,6 +38,9 @@ class Gpu(Protocol):
     def used_bytes(self) -> int | None:
         """Memory in use on the device, by every process; None where that is not known."""
 
+    def total_bytes(self) -> int | None:
+        """Memory of the device; None where that is not known."""
+
 
 class NoGpu:
     """A rank without a GPU, or with one that NVML cannot see."""
@@ -44,6 +49,9 @@ class NoGpu:
         return None
 
     def used_bytes(self) -> int | None:
+        return None
+
+    def total_bytes(self) -> int | None:
         return None
 
 
@@ -62,6 +70,12 @@ class NvmlGpu:
     def used_bytes(self) -> int | None:
         try:
             return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
+        except self._nvml.NVMLError:
+            return None
+
+    def total_bytes(self) -> int | None:
+        try:
+            return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).total)
         except self._nvml.NVMLError:
             return None
 
@@ -101,10 +115,14 @@ class HardwareSampler:
 
     def sample(self) -> HardwareSample:
         """Look at the machine now."""
-        memory = {"resident": int(self._process.memory_info().rss)}
-        used = self._gpu.used_bytes()
+        host = psutil.virtual_memory()
+        memory = {"resident": int(self._process.memory_info().rss), "host": int(host.total - host.available)}
+        limits = {"host": int(host.total)}
+        used, total = self._gpu.used_bytes(), self._gpu.total_bytes()
         if used is not None:
             memory["device"] = used
+        if total is not None:
+            limits["device"] = total
         if self._memory_source is not None:
             memory.update({str(kind): int(size) for kind, size in self._memory_source().items()})
         return HardwareSample(
@@ -112,6 +130,7 @@ class HardwareSampler:
             memory_bytes=memory,
             network_bytes=self._traffic(),
             device_utilization_ratio=self._gpu.utilization_ratio(),
+            memory_limit_bytes=limits,
         )
 
     def _traffic(self) -> dict[str, int]:

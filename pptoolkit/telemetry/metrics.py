@@ -33,7 +33,8 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("schedule_bubble_ratio", "Share of a step that the schedule alone leaves idle with equal stages, 0 to 1.", ()),
     ("link_throughput_bytes_per_second", "Throughput of the last step's transfers without waiting, bytes per second.", _LINK),
     ("link_probe_bytes_per_second", "Throughput of the idle link before training, bytes per second.", _LINK),
-    ("memory_bytes", "Memory in use, bytes: allocated and reserved on the device, resident in the process.", ("kind",)),
+    ("memory_bytes", "Memory in use, bytes: allocated, reserved, resident by this process; device, host by all.", ("kind",)),
+    ("memory_limit_bytes", "Memory that the device or the host has, bytes.", ("kind",)),
     ("memory_peak_bytes", "Highest memory in use so far, bytes.", ("kind",)),
     ("device_utilization_ratio", "Share of time in which the device ran a kernel, 0 to 1.", ()),
     ("host_cpu_ratio", "Share of the host's CPU time in use by all processes, 0 to 1.", ()),
@@ -198,6 +199,8 @@ class RankMetrics:
             if kind == peak_of:
                 self.gauges.set("memory_bytes", size, kind)
             self.gauges.set("memory_peak_bytes", max(size, self.gauges.get("memory_peak_bytes", peak_of) or 0), peak_of)
+        for kind, size in sample.memory_limit_bytes.items():
+            self.gauges.set("memory_limit_bytes", size, kind)
         for direction, size in sample.network_bytes.items():
             self._network[direction].inc(max(0, size))
 

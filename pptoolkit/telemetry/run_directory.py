@@ -23,6 +23,7 @@ from pptoolkit.telemetry.run_info import RUN_SCHEMA_VERSION, Endpoint, RunInfo
 
 _FOLDERS = ("events", "scalars", "heartbeat", "endpoints", "metrics", "logs", "checkpoints")
 _LOCK_PATIENCE_S = 5.0
+SHARED_DISCOVERY = "prometheus-sd"
 
 
 class RunDirectory:
@@ -83,6 +84,12 @@ class RunDirectory:
     def discovery_path(self) -> Path:
         """Targets of all ranks in Prometheus' file_sd format."""
         return self.path / "prometheus-sd.json"
+
+    @property
+    def shared_discovery_path(self) -> Path:
+        """The same targets in a folder beside the runs: Prometheus takes a wildcard only in the last part of a path."""
+        place = self.path.absolute()
+        return place.parent / SHARED_DISCOVERY / f"{place.name}.json"
 
     @property
     def events_path(self) -> Path:
@@ -189,7 +196,7 @@ class RunDirectory:
             self._write_discovery(info.run_id)
 
     def unregister_endpoint(self, *ranks: int) -> None:
-        """Take ranks (none given: all) out of the file_sd file: another run may have their ports next.
+        """Take ranks (none given: all) out of the file_sd files: another run may have their ports next.
 
         Raises:
             RunError: If the directory cannot be written.
@@ -200,8 +207,15 @@ class RunDirectory:
             self._write_discovery(self.read_info().run_id)
 
     def _write_discovery(self, run_id: str) -> None:
+        targets = discovery_targets(run_id, self.read_endpoints())
+        shared = self.shared_discovery_path
         try:
-            replace_json(self.discovery_path, discovery_targets(run_id, self.read_endpoints()))
+            replace_json(self.discovery_path, targets)
+            if targets:
+                shared.parent.mkdir(exist_ok=True)
+                replace_json(shared, targets)
+            else:
+                shared.unlink(missing_ok=True)  # years of ended runs would be years of files to watch
         except OSError as error:
             raise _unwritable(self.discovery_path, error) from error
 

@@ -24,6 +24,7 @@ from pptoolkit.telemetry.layout import RankLayout
 from pptoolkit.telemetry.links import LinkPairing
 from pptoolkit.telemetry.metrics import RANK_OPS, STAGE_OPS, RankMetrics
 from pptoolkit.telemetry.periodic import Periodic
+from pptoolkit.telemetry.pushgateway import push_final
 from pptoolkit.telemetry.recorder import NullRecorder, Recorder
 from pptoolkit.telemetry.run_directory import RunDirectory, discovery_targets
 from pptoolkit.telemetry.run_info import Endpoint
@@ -122,7 +123,7 @@ class RankTelemetry(Telemetry):
         memory_source: MemorySource | None,
         gpu_uuid: str | None,
     ) -> None:
-        self._run, self._layout, self._attempt = run, layout, attempt
+        self._settings, self._run, self._layout, self._attempt = settings, run, layout, attempt
         self._status, self._closed = "running", False
         self._hardware_sample: HardwareSample | None = None
         self.recorder = Recorder(capacity=settings.buffer_events)
@@ -188,6 +189,8 @@ class RankTelemetry(Telemetry):
         if self._exporter is not None:
             self._exporter.close()
             self._attempt_to("take the endpoint out of service discovery", lambda: self._run.unregister_endpoint(self._layout.rank))
+        if self._settings.pushgateway is not None:
+            self._push_metrics(self._settings.pushgateway)
 
     def _start_exporter(self, settings: TelemetrySettings) -> Exporter | None:
         if settings.port is None:
@@ -233,6 +236,13 @@ class RankTelemetry(Telemetry):
     def _leave_metrics(self) -> None:
         self.metrics.set_dropped(self.drops.counts)
         replace_text(self._run.metrics_path(self._layout.rank), self._exposition.render_now().decode())
+
+    def _push_metrics(self, gateway: str) -> None:
+        labels = {"run_id": self._run.path.name, "rank": str(self._layout.rank), "replica": str(self._layout.replica)}
+        failure = push_final(gateway, self._exposition.source, {**labels, "host": socket.gethostname()})
+        if failure:
+            kept = self._run.metrics_path(self._layout.rank)
+            self.drops.warn_once("push", f"cannot push the final metrics to {gateway}: {failure}; they are in {kept}")
 
     def _attempt_to(self, goal: str, work: Callable[[], None]) -> None:
         try:

@@ -3,6 +3,7 @@
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from pptoolkit.errors import ConfigError
 from pptoolkit.telemetry.event_writer import DEFAULT_SEGMENT_BYTES
@@ -25,6 +26,7 @@ class TelemetrySettings:
         buffer_events: Events held in memory while the disk is behind; what comes on top is dropped and counted.
         heartbeat_s: Time between heartbeats.
         hardware_s: Time between samples of CPU, memory, network and GPU.
+        pushgateway: Address of a Prometheus Pushgateway that is given the final metrics, e.g. ``"http://127.0.0.1:9091"``.
     """
 
     enabled: bool = True
@@ -36,6 +38,7 @@ class TelemetrySettings:
     buffer_events: int = 1 << 18
     heartbeat_s: float = 1.0
     hardware_s: float = 1.0
+    pushgateway: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("flush_s", "heartbeat_s", "hardware_s"):
@@ -51,6 +54,8 @@ class TelemetrySettings:
                 f"telemetry.address={self.address!r} is no loopback address, and the metrics endpoint has no lock; "
                 "use 127.0.0.1, and a proxy with TLS to reach it from elsewhere"
             )
+        if self.pushgateway is not None and not is_http_url(self.pushgateway):
+            raise ConfigError(f'telemetry.pushgateway={self.pushgateway!r} is no address; write it like "http://127.0.0.1:9091"')
         _ = self.every
 
     @property
@@ -67,6 +72,16 @@ class TelemetrySettings:
             if isinstance(every, int) and not isinstance(every, bool) and every >= 1:
                 return every
         raise ConfigError(f'telemetry.detail={self.detail!r} is unknown; write "every-step", or {{every = 50}} for every 50th step')
+
+
+def is_http_url(text: str) -> bool:
+    """Whether ``text`` is an http or https address with a host."""
+    try:
+        parts = urlsplit(text)
+        _ = parts.port
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and " " not in text
 
 
 def _is_loopback(address: str) -> bool:

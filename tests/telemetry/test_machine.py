@@ -55,6 +55,7 @@ def test_a_sample_has_the_processs_memory_and_the_hosts_load() -> None:
     first, second = sampler.sample(), sampler.sample()
     assert first.memory_bytes["resident"] == pytest.approx(psutil.Process().memory_info().rss, rel=0.5)
     assert (second.memory_bytes["allocated"], second.memory_bytes["peak_allocated"]) == (70, 90)
+    assert 0 < second.memory_bytes["host"] < second.memory_limit_bytes["host"] == psutil.virtual_memory().total
     assert 0 <= second.host_cpu_ratio <= 1
     assert first.network_bytes == {"sent": 0, "received": 0}
     assert all(size >= 0 for size in second.network_bytes.values())
@@ -78,11 +79,12 @@ def test_a_gpu_is_read_through_nvml() -> None:
     nvml = SimpleNamespace(
         NVMLError=NvmlError,
         nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=87),
-        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=1 << 30),
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=1 << 30, total=4 << 30),
     )
     sample = HardwareSampler(gpu=NvmlGpu(nvml, "handle")).sample()
     assert sample.device_utilization_ratio == 0.87
     assert sample.memory_bytes["device"] == 1 << 30
+    assert sample.memory_limit_bytes["device"] == 4 << 30
 
 
 def test_a_gpu_that_falls_off_the_bus_is_unknown_and_no_error() -> None:
@@ -90,13 +92,14 @@ def test_a_gpu_that_falls_off_the_bus_is_unknown_and_no_error() -> None:
     sample = HardwareSampler(gpu=NvmlGpu(nvml, "handle")).sample()
     assert sample.device_utilization_ratio is None
     assert "device" not in sample.memory_bytes
+    assert set(sample.memory_limit_bytes) == {"host"}
 
 
 @pytest.mark.parametrize("uuid", [None, "00000000-0000-0000-0000-000000000000"])
 def test_no_gpu_is_an_object_and_no_error(uuid: str | None) -> None:
     gpu = find_gpu(uuid)
     assert isinstance(gpu, NoGpu)
-    assert (gpu.utilization_ratio(), gpu.used_bytes()) == (None, None)
+    assert (gpu.utilization_ratio(), gpu.used_bytes(), gpu.total_bytes()) == (None, None, None)
 
 
 def test_periodic_work_goes_on_after_a_fault_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

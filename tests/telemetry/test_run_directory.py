@@ -96,6 +96,15 @@ def test_a_closed_rank_leaves_service_discovery_but_run_json_remembers_it(run: R
     assert json.loads(run.discovery_path.read_text()) == []
 
 
+def test_the_targets_of_all_runs_lie_in_one_folder_and_only_while_a_run_has_some(run: RunDirectory) -> None:
+    shared = run.path.parent / "prometheus-sd" / "gpt.json"
+    run.register_endpoint(Endpoint(rank=0, url="http://127.0.0.1:9100"))
+    assert json.loads(shared.read_text()) == json.loads(run.discovery_path.read_text()) != []
+    run.unregister_endpoint()
+    assert list(shared.parent.iterdir()) == []
+    assert [found.path.name for found in list_runs(run.path.parent)] == ["gpt"]
+
+
 def test_runs_are_listed_with_the_most_recent_first(tmp_path: Path) -> None:
     for age, name in enumerate(["new", "middle", "old"]):
         run = RunDirectory.create(tmp_path / name, RunInfo(run_id=name))

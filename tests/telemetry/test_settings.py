@@ -14,6 +14,8 @@ from pptoolkit.telemetry.settings import TelemetrySettings
         ({"address": "0.0.0.0"}, "no loopback address"),
         ({"address": "example.org"}, "no loopback address"),
         ({"port": 70000}, "port=70000"),
+        ({"pushgateway": "127.0.0.1:9091"}, 'write it like "http://127.0.0.1:9091"'),
+        ({"pushgateway": "http://host:port"}, "is no address"),
         ({"flush_s": 0}, "flush_s=0 is out of range"),
         ({"segment_bytes": 10}, "segment_bytes=10 is too small"),
         ({"detail": "some"}, "every = 50"),
