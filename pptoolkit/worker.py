@@ -39,7 +39,7 @@ def _train(run: RunDirectory) -> None:
 
     config = RunConfig.from_dict(run.read_info().config, where=str(run.info_path))
     job = make_job(config)
-    telemetry = TelemetrySettings(enabled=config.telemetry.enabled, port=config.telemetry.port, address=config.telemetry.address)
+    telemetry = TelemetrySettings.from_config(config.telemetry)
     with Trainer(
         job.layers,
         loss=job.loss,

@@ -11,8 +11,8 @@ from pptoolkit.telemetry.settings import TelemetrySettings
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"address": "0.0.0.0"}, "no loopback address"),
-        ({"address": "example.org"}, "no loopback address"),
+        ({"address": "0.0.0.0"}, "can be reached from other machines"),
+        ({"address": "example.org"}, "can be reached from other machines"),
         ({"port": 70000}, "port=70000"),
         ({"flush_s": 0}, "flush_s=0 is out of range"),
         ({"segment_bytes": 10}, "segment_bytes=10 is too small"),
