@@ -17,6 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pptoolkit.analysis.clocks import RankClock, rank_clocks
 from pptoolkit.analysis.layer_costs import LayerCosts, measure_layer_costs
 from pptoolkit.analysis.layer_table import write_layers
 from pptoolkit.analysis.links import LinkMeasure, measure_links
@@ -177,6 +178,7 @@ class Run:
                 scalars=derived.scalars,
                 links=derived.links,
                 clock_uncertainty_ns=derived.uncertainty_ns,
+                clocks=derived.clocks,
                 replay_error_ratio=derived.replay_error_ratio,
                 missing=derived.missing,
             )
@@ -234,6 +236,10 @@ class _Derived:
     @cached_property
     def uncertainty_ns(self) -> dict[int, int]:
         return clock_uncertainty_ns(self._events)
+
+    @cached_property
+    def clocks(self) -> tuple[RankClock, ...]:
+        return rank_clocks(self._events)
 
     @cached_property
     def links(self) -> tuple[LinkMeasure, ...]:

@@ -108,8 +108,8 @@ class Collector:
 
     @property
     def silent(self) -> bool:
-        """Whether no rank answered in the last round."""
-        return not any(copy.reachable for copy in self._ranks.values())
+        """Whether no rank that still has something to tell answered in the last round."""
+        return not any(copy.reachable and not copy.ended for copy in self._ranks.values())
 
     def poll(self) -> Round:
         """Copy what is new on all ranks."""

@@ -19,7 +19,7 @@ from pptoolkit.telemetry.recorder import Recorder
 from pptoolkit.telemetry.run_directory import RunDirectory, discovery_targets
 from pptoolkit.telemetry.run_info import Endpoint, RunStatus
 from pptoolkit.telemetry.security import is_unspecified
-from pptoolkit.telemetry.served_files import ServedFiles
+from pptoolkit.telemetry.served_files import HEARTBEAT, ServedFiles
 from pptoolkit.telemetry.settings import TelemetrySettings
 
 LINGER_S = 5.0
@@ -74,7 +74,7 @@ class RankEndpoint:
             "/sd": self._discovery,
             "/healthz": self._health,
             "/run": self._info,
-            "/heartbeat": self._heartbeat,
+            HEARTBEAT: self._heartbeat,
             "/events": self._files.events,
             "/scalars": self._files.scalars,
         }
@@ -104,7 +104,7 @@ class RankEndpoint:
 
     def expect_the_end(self) -> None:
         """Tell that all files are complete, before the heartbeat says so: a collector may now fetch the last of them."""
-        self._files.expect({"/events", "/scalars", "/heartbeat", *(("/run",) if self._layout.rank == 0 else ())})
+        self._files.expect({"/events", "/scalars", *(("/run",) if self._layout.rank == 0 else ())})
 
     def close(self) -> None:
         """Wait for a collector to fetch the end, leave service discovery, and stop.
@@ -142,5 +142,5 @@ class RankEndpoint:
     def _heartbeat(self, request: Request) -> Response:
         beat = self._pulse()
         if beat.status != RunStatus.RUNNING:
-            self._files.note("/heartbeat")
+            self._files.note(HEARTBEAT)
         return Response(to_json(beat.to_dict()).encode())

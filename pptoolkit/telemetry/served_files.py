@@ -23,6 +23,7 @@ from pptoolkit.telemetry.run_directory import RunDirectory
 
 MOST_BYTES = 1 << 20
 FILE_HEADER, OFFSET_HEADER, NEXT_HEADER = "Pptoolkit-File", "Pptoolkit-Offset", "Pptoolkit-Next"
+HEARTBEAT = "/heartbeat"
 _RECENTLY_S = 10.0
 
 
@@ -65,6 +66,7 @@ class ServedFiles:
         self._changed = threading.Condition()
         self._asked_s: float | None = None  # when somebody last collected
         self._awaited: set[str] = set()
+        self._awaited_then: set[str] = set()
 
     def events(self, request: Request) -> Response:
         return self._answer("/events", self._run.events_path, request)
@@ -76,13 +78,16 @@ class ServedFiles:
         """Tell that ``path`` was answered with the last that there will be."""
         with self._changed:
             self._awaited.discard(path)
+            if path == HEARTBEAT and self._awaited_then:
+                # Only who has heard that this is the end knows that what is fetched now is all.
+                self._awaited, self._awaited_then = self._awaited_then, set()
             self._changed.notify_all()
 
     def expect(self, paths: set[str]) -> None:
-        """From now on nothing is added: where somebody was collecting, note what of ``paths`` they have yet to ask for."""
+        """From now on nothing is added: where somebody was collecting, wait for them to hear so, and then to ask for ``paths``."""
         with self._changed:
             if self._asked_s is not None and time.monotonic() - self._asked_s <= _RECENTLY_S:
-                self._awaited = set(paths)
+                self._awaited, self._awaited_then = {HEARTBEAT}, set(paths)
 
     def linger(self, *, limit_s: float) -> bool:
         """Wait until everything that is expected was asked for; False if that did not happen in time."""

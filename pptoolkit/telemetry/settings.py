@@ -1,12 +1,12 @@
 """Settings of telemetry: what a user may turn."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pptoolkit.config import TelemetryConfig
 from pptoolkit.errors import ConfigError
 from pptoolkit.telemetry.event_writer import DEFAULT_SEGMENT_BYTES
-from pptoolkit.telemetry.security import EndpointSecurity, is_loopback, read_token
+from pptoolkit.telemetry.security import EndpointSecurity, is_loopback, is_unspecified, read_token
 
 EVERY_STEP = "every-step"
 DEFAULT_MAX_BYTES = 16 << 30
@@ -96,6 +96,10 @@ class TelemetrySettings:
             max_bytes=config.max_bytes or None,
             clocks_s=config.clocks_s,
         )
+
+    def reachable_at(self, address: str) -> "TelemetrySettings":
+        """Return the settings with ``address`` advertised, where the endpoint listens everywhere and nothing else was said."""
+        return replace(self, advertise=address) if is_unspecified(self.address) and not self.advertise else self
 
     @property
     def security(self) -> EndpointSecurity:
