@@ -28,7 +28,7 @@ class LinkProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """One border, one way (half of a round trip): the quickest of the repeats, in nanoseconds."""
+    """One border, one way: the quickest of the repeats, in nanoseconds."""
 
     stage: int
     peer_stage: int
@@ -90,11 +90,10 @@ def probe_links(stage_to_rank: Sequence[int], probe: LinkProbe) -> list[ProbeRes
         if first == second or rank not in (first, second):
             continue
         for leader, follower in ((stage, stage + 1), (stage + 1, stage)):
-            for size in (_SMALL_BYTES, probe.payload_bytes):
-                if rank == stage_to_rank[leader]:
-                    start, one_way = _lead(stage_to_rank[follower], size=size, repeats=probe.repeats)
-                    results.append(ProbeResult(stage=leader, peer_stage=follower, bytes=size, start_ns=start, one_way_ns=one_way))
-                else:
+            if rank == stage_to_rank[leader]:
+                results += _lead_probe(leader, follower, stage_to_rank[follower], probe)
+            else:
+                for size in (_SMALL_BYTES, probe.payload_bytes):
                     _follow(stage_to_rank[leader], size=size, repeats=probe.repeats)
     return results
 
@@ -154,20 +153,33 @@ def _answer(other: int) -> None:
         dist.send(torch.tensor([got, time.monotonic_ns()]), dst=other)
 
 
+def _lead_probe(stage: int, peer_stage: int, peer: int, probe: LinkProbe) -> list[ProbeResult]:
+    """Measure one direction: latency by small messages both ways, bandwidth by a large one that a small one acknowledges.
+
+    A payload that came back would measure both directions at once, and a border may be fast one way only.
+    """
+    start, round_trip = _lead(peer, size=_SMALL_BYTES, repeats=probe.repeats)
+    latency = round_trip // 2
+    small = ProbeResult(stage=stage, peer_stage=peer_stage, bytes=_SMALL_BYTES, start_ns=start, one_way_ns=latency)
+    start, round_trip = _lead(peer, size=probe.payload_bytes, repeats=probe.repeats)
+    one_way = max(latency, round_trip - latency)
+    return [small, ProbeResult(stage=stage, peer_stage=peer_stage, bytes=probe.payload_bytes, start_ns=start, one_way_ns=one_way)]
+
+
 def _lead(peer: int, *, size: int, repeats: int) -> tuple[int, int]:
-    """Return (start, one way) of the quickest round trip; the first one only opens the connection."""
-    payload = torch.zeros(size, dtype=torch.uint8)
+    """Return (start, round trip) of the quickest one; the first one only opens the connection."""
+    payload, acknowledgement = torch.zeros(size, dtype=torch.uint8), torch.zeros(_SMALL_BYTES, dtype=torch.uint8)
     trips = []
     for _ in range(repeats + 1):
         start = time.monotonic_ns()
         dist.send(payload, dst=peer)
-        dist.recv(payload, src=peer)
-        trips.append((start, (time.monotonic_ns() - start) // 2))
+        dist.recv(acknowledgement, src=peer)
+        trips.append((start, time.monotonic_ns() - start))
     return min(trips[1:], key=lambda trip: trip[1])
 
 
 def _follow(peer: int, *, size: int, repeats: int) -> None:
-    payload = torch.zeros(size, dtype=torch.uint8)
+    payload, acknowledgement = torch.zeros(size, dtype=torch.uint8), torch.zeros(_SMALL_BYTES, dtype=torch.uint8)
     for _ in range(repeats + 1):
         dist.recv(payload, src=peer)
-        dist.send(payload, dst=peer)
+        dist.send(acknowledgement, dst=peer)

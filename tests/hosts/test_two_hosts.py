@@ -101,3 +101,28 @@ def test_mutual_tls_and_a_token_between_hosts(tmp_path: Path) -> None:
         end(*hosts)
     assert Run.open(desk).report().steps_done == 20
     assert TOKEN not in "".join(path.read_text(errors="replace") for path in tmp_path.rglob("run.json")), os.fspath(tmp_path)
+
+
+def test_reported_throughput_follows_the_links_limit_activation_and_gradient_apart(tmp_path: Path) -> None:
+    bits = {(0, 1): 160_000_000, (1, 0): 80_000_000}
+    desk = tmp_path / "desk"
+    with two_hosts(tmp_path) as hosts:
+        hosts[0].limit_rate(bits[0, 1])
+        hosts[1].limit_rate(bits[1, 0])
+        train(hosts, steps=40, width=8192)
+        collect(hosts[0], desk)
+        end(*hosts)
+    links = {(link.src_stage, link.dst_stage): link for link in Run.open(desk).report().links}
+    assert {direction: link.kind for direction, link in links.items()} == {(0, 1): "activation", (1, 0): "gradient"}
+    speeds = {}
+    for direction, link in links.items():
+        limit = bits[direction] / 8
+        assert link.bytes_per_message == two_host_job.ROWS * 8192 * 4
+        assert link.throughput is not None
+        assert link.samples + link.unreliable + link.unblocked == link.messages
+        # Headers take their part of the limit; a busy machine takes more.
+        assert 0.5 * limit < link.throughput.median < 1.05 * limit, (direction, link)
+        assert link.probe_bytes_per_second is not None
+        assert 0.5 * limit < link.probe_bytes_per_second < 1.2 * limit, (direction, link)
+        speeds[direction] = link.throughput.median
+    assert 1.4 < speeds[0, 1] / speeds[1, 0] < 2.8
