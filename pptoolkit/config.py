@@ -68,11 +68,26 @@ class PlanConfig(_Section):
 
 
 class TelemetryConfig(_Section):
+    """What is watched, and who may read it from elsewhere. The token itself never stands here: run.json keeps this file.
+
+    ``every``: keep the events of every n-th step. ``max_bytes``: bound of all event files of the run, 0 for none.
+    ``token_file``, ``token_env``: the file, or the environment variable, that holds the bearer token.
+    """
+
     enabled: bool = True
     port: Annotated[int, Field(ge=1, le=65535)] = 9100
     address: str = "127.0.0.1"
+    advertise: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
+    token_file: str = ""
+    token_env: str = ""
     sample_layers_every: Annotated[int, Field(ge=0)] = 1
     pushgateway: Annotated[str, Field(pattern=r"^https?://[^\s/]+")] | None = None
+    every: Positive = 1
+    max_bytes: Annotated[int, Field(ge=0)] = 16 << 30
+    clocks_s: Annotated[float, Field(gt=0)] = 30.0
 
 
 class RunConfig(_Section):

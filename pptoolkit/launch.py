@@ -22,6 +22,7 @@ from pptoolkit.plan import Plan
 from pptoolkit.run_setup import RunSetup, mark_failed, visible_path
 from pptoolkit.telemetry import RunDirectory, RunStatus
 from pptoolkit.telemetry.json_files import read_json
+from pptoolkit.telemetry.settings import TelemetrySettings
 
 # A rank that does not end by itself after its peer failed is killed after this time.
 _SHUTDOWN_S = 15
@@ -48,6 +49,7 @@ def prepare(
     Raises:
         InputError: Naming what does not fit.
     """
+    TelemetrySettings.from_config(config.telemetry)
     job = make_job(config)
     checked = make_plan(job, config, plan=plan, ranks=ranks)
     count = ranks or checked.stages

@@ -17,6 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pptoolkit.analysis.clocks import RankClock, rank_clocks
 from pptoolkit.analysis.layer_costs import LayerCosts, measure_layer_costs
 from pptoolkit.analysis.layer_table import write_layers
 from pptoolkit.analysis.links import LinkMeasure, measure_links
@@ -139,7 +140,8 @@ class Run:
             self.info,
             self.heartbeats(),
             now_unix_s=time.time() if now_unix_s is None else now_unix_s,
-            progress_unix_s=float(scalars["unix_s"].max()) if len(scalars) else 0.0,
+            # Of the newest step, not the newest time: the wall clock may have been set back.
+            progress_unix_s=float(scalars["unix_s"].tail(self.info.ranks).max()) if len(scalars) else 0.0,
             step_time_s=median if median == median else 0.0,
         )
 
@@ -205,8 +207,11 @@ class _Derived:
 
     @cached_property
     def steps_done(self) -> int:
+        # By the scalars too: events of old or left-out steps may not be on disk.
         windows = step_windows(self._whole_steps, ranks=self._info.ranks)
-        return int(windows.loc[windows["complete"], "step"].nunique())
+        told = self.scalars.groupby(["attempt", "step"])["rank"].nunique()
+        whole = told[told >= self._info.ranks].index.get_level_values("step")
+        return len(set(windows.loc[windows["complete"], "step"]) | set(whole))
 
     @cached_property
     def steady(self) -> SteadySteps:
@@ -220,6 +225,10 @@ class _Derived:
     @cached_property
     def uncertainty_ns(self) -> dict[int, int]:
         return clock_uncertainty_ns(self._events)
+
+    @cached_property
+    def clocks(self) -> tuple[RankClock, ...]:
+        return rank_clocks(self._events)
 
     @cached_property
     def links(self) -> tuple[LinkMeasure, ...]:
@@ -257,6 +266,7 @@ class _Derived:
                 scalars=self.scalars,
                 links=self.links,
                 clock_uncertainty_ns=self.uncertainty_ns,
+                clocks=self.clocks,
                 replay_error_ratio=self.replay_error_ratio,
                 missing=self.missing,
             )
@@ -277,4 +287,27 @@ class _Derived:
             found.append("run.json names no layers, so nothing can be planned from this run")
         if self.measured is not None:
             found += self.measured.layers.missing
-        return tuple(found)
+        return (*found, *_dropped(self._run.heartbeats()))
+
+
+_WHY_DROPPED = {
+    "buffer_full": "came faster than they could be written; raise telemetry.every",
+    "write_failed": "could not be written: the disk was full or the directory not writable",
+    "invalid": "were no events",
+    "sampling": "are of steps that telemetry.every leaves out",
+    "retention": "were removed with the oldest files to stay below telemetry.max_bytes",
+    "internal": "were lost by a fault of telemetry",
+}
+
+
+def _dropped(heartbeats: list[Heartbeat]) -> list[str]:
+    """Say what is not on disk, each reason once with its ranks."""
+    counts: dict[str, dict[int, int]] = {}
+    for beat in heartbeats:
+        for reason, count in beat.dropped_by_reason.items():
+            counts.setdefault(reason, {})[beat.rank] = count
+    notes = []
+    for reason, by_rank in counts.items():
+        ranks = ", ".join(map(str, sorted(by_rank)[:8])) + (" and more" if len(by_rank) > 8 else "")
+        notes.append(f"{sum(by_rank.values()):,} events of rank {ranks} {_WHY_DROPPED.get(reason, f'were dropped ({reason})')}")
+    return notes

@@ -19,6 +19,9 @@ from pptoolkit.plan import Plan
 from pptoolkit.schedule import build_schedule
 from pptoolkit.simulator import schedule_bubble_ratio
 from pptoolkit.telemetry import Attempt, RunDirectory, RunInfo, RunStatus
+from pptoolkit.telemetry.session import Telemetry
+
+_APPEARS_WITHIN_S = 5.0  # the rank that makes a directory on this host is a few system calls ahead of us
 
 
 class RunSetup:
@@ -30,12 +33,16 @@ class RunSetup:
         ranks: Processes of the run.
         seed: The run's seed.
 
+    Attributes:
+        keeper: Whether this rank writes run.json: rank 0, and one rank on every other host that has a directory of its own.
+
     Raises:
         PlanError: If the plan's stages do not fit the number of ranks.
     """
 
     def __init__(self, plan: Plan, *, layers: Sequence[str], ranks: int, seed: int) -> None:
         self.plan, self._layers, self._ranks, self._seed = plan, tuple(layers), ranks, seed
+        self.keeper = False
         self.schedule = build_schedule(plan.schedule, ranks=ranks, stages=plan.stages, micro_batches=plan.micro_batches)
 
     def create(self, path: Path, *, config: dict[str, Any] | None = None, command: Sequence[str] = ()) -> RunDirectory:
@@ -53,21 +60,49 @@ class RunSetup:
         return run
 
     def open(self, run: str | Path | RunDirectory, *, rank: int) -> RunDirectory:
-        """Return the run directory, the same on every rank; rank 0 makes it where it is only a path."""
+        """Return the run directory; rank 0 makes it where it is only a path, and every other host its own where none is shared.
+
+        Every rank calls it together.
+
+        Raises:
+            RunError: On every rank, if some host cannot write its directory.
+        """
         if isinstance(run, RunDirectory):
+            self.keeper = rank == 0
             return run
-        outcome: list[Any] = [None]
-        error: RunError | None = None
+        offer: list[Any] = [None]
+        opened: RunDirectory | None = None
         if rank == 0:
+            self.keeper = True
             try:
-                outcome = [str(self.create(Path(run), command=sys.argv).path)]
-            except RunError as failed:
-                error = failed
-                outcome = [failed]
-        dist.broadcast_object_list(outcome, src=0)
-        if error is not None or isinstance(outcome[0], RunError):
-            raise error or outcome[0]
-        return RunDirectory(outcome[0])
+                opened = self.create(Path(run), command=sys.argv)
+                offer = [(str(opened.path), opened.read_info())]
+            except RunError as error:
+                offer = [error]
+        dist.broadcast_object_list(offer, src=0)
+        if isinstance(offer[0], RunError):
+            raise offer[0]
+        failed: RunError | None = None
+        if opened is None:
+            try:
+                opened, self.keeper = adopt(Path(offer[0][0]), offer[0][1])
+            except RunError as error:
+                failed = error
+        # Also a barrier: nobody writes into a directory that is still being made.
+        failures: list[Any] = [None] * self._ranks
+        dist.all_gather_object(failures, None if failed is None else f"rank {rank} on {socket.gethostname()}: {failed}")
+        if told := [failure for failure in failures if failure is not None]:
+            raise failed or RunError(told[0])
+        assert opened is not None
+        return opened
+
+    def share_endpoints(self, run: RunDirectory, telemetry: Telemetry) -> None:
+        """Tell every host where all ranks serve, and run.json on which hosts they are; every rank calls it together."""
+        gathered: list[Any] = [None] * self._ranks
+        dist.all_gather_object(gathered, (socket.gethostname(), telemetry.endpoint))
+        if self.keeper:
+            run.update_info(hosts=list(dict.fromkeys(host for host, _ in gathered)))
+            telemetry.add_peers([endpoint for _, endpoint in gathered if endpoint is not None])
 
     def announce(self, run: RunDirectory, *, steps: int, batch_size: int, tokens_per_sample: int) -> None:
         """Say that training begins."""
@@ -120,6 +155,47 @@ class RunSetup:
             hosts=(socket.gethostname(),),
             device="cpu",
         )
+
+
+def adopt(path: Path, info: RunInfo) -> tuple[RunDirectory, bool]:
+    """Return this host's directory of the run that rank 0 made, and whether this rank made it here.
+
+    Args:
+        path: Where rank 0 has it. Where another run is there on this host, a number is appended.
+        info: The run's first run.json.
+
+    Raises:
+        RunError: If it cannot be written.
+    """
+    candidate, number = path, 1
+    while True:
+        try:
+            candidate.mkdir(parents=True)
+        except FileExistsError:
+            found = _await_run(RunDirectory(candidate))
+            if found is not None and (found.run_id, found.created_unix_s) == (info.run_id, info.created_unix_s):
+                return RunDirectory(candidate), False
+            if found is None and candidate.is_dir() and not any(candidate.iterdir()):
+                break  # an empty directory that somebody made for us
+            number += 1
+            candidate = path.with_name(f"{path.name}-{number}")
+        except OSError as error:
+            raise RunError(f"cannot make {candidate} on {socket.gethostname()}: {error.strerror}; choose a writable place") from error
+        else:
+            break
+    run = RunDirectory.create(candidate, info)
+    info.read_plan().save(run.plan_path)
+    return run, True
+
+
+def _await_run(run: RunDirectory) -> RunInfo | None:
+    deadline = time.monotonic() + _APPEARS_WITHIN_S
+    while run.path.is_dir() and not run.exists and time.monotonic() < deadline:
+        time.sleep(0.05)
+    try:
+        return run.read_info()
+    except RunError:
+        return None
 
 
 def _end_attempt(run: RunDirectory, status: RunStatus, message: str, failed_rank: int | None) -> None:

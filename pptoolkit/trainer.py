@@ -12,14 +12,14 @@ import torch.distributed as dist
 from torch import nn
 
 from pptoolkit.data.order import batches
-from pptoolkit.engine.clocks import LinkProbe, exchange_clocks, probe_links
+from pptoolkit.engine.clocks import ClockExchange, LinkProbe, probe_links
 from pptoolkit.engine.layers import Layer, as_layers, built_modules, weights_digest
 from pptoolkit.engine.loader import BatchSource
 from pptoolkit.engine.memory import ResidentMemory
 from pptoolkit.engine.pipeline import Pipeline
 from pptoolkit.engine.process_group import World, join, leave
 from pptoolkit.engine.runtime import LossFunction
-from pptoolkit.engine.step_end import StopRequest, agree
+from pptoolkit.engine.step_end import StepAgreement, StopRequest, agree
 from pptoolkit.errors import ConfigError, PlanError
 from pptoolkit.failure import RankFailure, Termination, write_failure
 from pptoolkit.plan import Plan, equal_layer_cuts, fingerprint_layers
@@ -29,8 +29,6 @@ from pptoolkit.telemetry import Op, RunDirectory, RunStatus, StepSummary
 from pptoolkit.telemetry.layout import RankLayout
 from pptoolkit.telemetry.session import Telemetry
 from pptoolkit.telemetry.settings import TelemetrySettings
-
-_CLOCKS_EVERY_STEPS = 500
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -92,10 +90,11 @@ class Trainer:
         self._setup = RunSetup(self.plan, layers=[layer.name for layer in self.layers], ranks=self.world.ranks, seed=seed)
         self.run = self._setup.open(run, rank=self.world.rank)
         self._memory = ResidentMemory()
-        self.telemetry = Telemetry.start(
-            telemetry or TelemetrySettings(), self.run, RankLayout.from_info(self.run.read_info(), self.world.rank)
-        )
+        settings = (telemetry or TelemetrySettings()).reachable_at(self.world.address)
+        self.telemetry = Telemetry.start(settings, self.run, RankLayout.from_info(self.run.read_info(), self.world.rank))
+        self._clocks = ClockExchange(interval_s=settings.clocks_s)
         try:
+            self._setup.share_endpoints(self.run, self.telemetry)
             _check_same_weights(self.layers)
             self.pipeline = Pipeline(
                 self.layers,
@@ -132,7 +131,7 @@ class Trainer:
         """
         try:
             source = BatchSource(dataset, batch_size=batch_size, micro_batches=self.plan.micro_batches)
-            if self.world.rank == 0:
+            if self._setup.keeper:
                 self._setup.announce(self.run, steps=steps, batch_size=batch_size, tokens_per_sample=source.tokens_per_sample)
             with Termination(lambda: self.telemetry.close(RunStatus.FAILED)), StopRequest() as stop:
                 return self._loop(source, steps, stop)
@@ -181,7 +180,8 @@ class Trainer:
                 recorder.begin_step(self.step)
                 with recorder.span(Op.DATA):
                     inputs, targets = source.batch(next(order))
-                loss, norm, stopped, compute_s = self._one_step(inputs, targets, stop)
+                agreed = self._one_step(inputs, targets, stop)
+                loss, stopped = agreed.loss, agreed.stop
                 step_s = recorder.end_step() / 1e9
                 self.telemetry.step_done(
                     StepSummary(
@@ -189,25 +189,27 @@ class Trainer:
                         loss=loss,
                         samples=source.batch_size if counts else 0,
                         tokens=source.batch_size * source.tokens_per_sample if counts else 0,
-                        gradient_norm=norm,
+                        gradient_norm=agreed.gradient_norm if self.clip_norm is not None else None,
                         learning_rate=self.optimizer.param_groups[0]["lr"] if self.optimizer is not None else None,
                     )
                 )
-                bubble = max(0.0, 1 - compute_s / (self.world.ranks * step_s))
+                bubble = max(0.0, 1 - agreed.compute_s / (self.world.ranks * step_s))
                 progress.step(loss=loss, step_time_s=step_s, samples=source.batch_size, bubble_ratio=bubble)
                 if self.step == first:
                     self._share_layer_facts()
                 self.step += 1
-                if self.step % _CLOCKS_EVERY_STEPS == 0:
+                if agreed.exchange_clocks:
                     self._add_clock()
+        if self._clocks.needed:
+            self._add_clock()  # so that drift is known up to the last step
         early = stopped and self.step < steps
         self._status = RunStatus.STOPPED if early else RunStatus.FINISHED
         self.telemetry.flush()
-        if self.world.rank == 0:
+        if self._setup.keeper:
             self._setup.end(self.run, self._status, f"stopped by Ctrl-C after step {self.step} of {steps}" if early else "")
         return FitResult(steps=self.step - first, loss=loss, stopped=early, run=self.run.path)
 
-    def _one_step(self, inputs: Any, targets: Any, stop: StopRequest) -> tuple[float, float | None, bool, float]:
+    def _one_step(self, inputs: Any, targets: Any, stop: StopRequest) -> StepAgreement:
         recorder, pipeline = self.telemetry.recorder, self.pipeline
         sampled = self.step % self.plan.micro_batches if self._sample_every and self.step % self._sample_every == 0 else -1
         with recorder.span(Op.SCHEDULE):
@@ -217,14 +219,20 @@ class Trainer:
         clip = self.clip_norm is not None
         squared = float(torch.nn.utils.get_total_norm(gradients)) ** 2 if clip and gradients else 0.0
         with recorder.span(Op.REDUCE):
-            agreed = agree(loss=share, squared_norm=squared, stop=stop.asked, compute_s=pipeline.compute_s)
+            agreed = agree(
+                loss=share,
+                squared_norm=squared,
+                stop=stop.asked,
+                compute_s=pipeline.compute_s,
+                exchange_clocks=recorder.enabled and self._clocks.due,
+            )
         with recorder.span(Op.OPTIMIZER):
             if self.clip_norm is not None:
                 torch.nn.utils.clip_grads_with_norm_(parameters, self.clip_norm, torch.tensor(agreed.gradient_norm))
             if self.optimizer is not None:
                 self.optimizer.step()
                 self.optimizer.zero_grad(set_to_none=True)
-        return agreed.loss, agreed.gradient_norm if clip else None, agreed.stop, agreed.compute_s
+        return agreed
 
     def _measure_links(self, probe: LinkProbe) -> None:
         if not self.telemetry.recorder.enabled:
@@ -235,14 +243,14 @@ class Trainer:
             self.telemetry.add_probe(stage=found.stage, peer=found.peer_stage, start_ns=found.start_ns, end_ns=end_ns, bytes=found.bytes)
 
     def _add_clock(self) -> None:
-        clock = exchange_clocks()
+        clock = self._clocks.measure()
         self.telemetry.add_clock(clock.offset_ns, clock.uncertainty_ns, local_ns=clock.local_ns)
 
     def _share_layer_facts(self) -> None:
         """Gather what each rank knows of its layers, for run.json; once, after the shapes are known."""
         gathered: list[Any] = [None] * self.world.ranks
         dist.all_gather_object(gathered, [asdict(fact) for fact in self.pipeline.layer_facts()])
-        if self.world.rank == 0:
+        if self._setup.keeper:
             self._setup.add_layer_facts(self.run, sorted((f for facts in gathered for f in facts), key=lambda f: f["index"]))
 
     def _fail(self, error: BaseException) -> None:
@@ -250,8 +258,8 @@ class Trainer:
         write_failure(self.run.path / "failures", failure)
         self._status = RunStatus.FAILED
         atexit.unregister(self.close)  # the other ranks may be gone: nothing may wait for them
-        self.telemetry.close(self._status)
         self._setup.fail(self.run, failure)
+        self.telemetry.close(self._status)  # last: a collector that is waited for shall read how the run ended
 
 
 def _default_plan(layers: int, ranks: int) -> Plan:

@@ -39,8 +39,7 @@ def _train(run: RunDirectory) -> None:
 
     config = RunConfig.from_dict(run.read_info().config, where=str(run.info_path))
     job = make_job(config)
-    asked = config.telemetry
-    telemetry = TelemetrySettings(enabled=asked.enabled, port=asked.port, address=asked.address, pushgateway=asked.pushgateway)
+    telemetry = TelemetrySettings.from_config(config.telemetry)
     with Trainer(
         job.layers,
         loss=job.loss,

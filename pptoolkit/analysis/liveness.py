@@ -14,6 +14,7 @@ from pptoolkit.telemetry.run_info import RunInfo, RunStatus
 
 PATIENCE_S = 30.0
 STARTUP_PATIENCE_S = 120.0  # processes import, build layers and meet before their first heartbeat
+_CLOCKS_DIFFER_S = 2.0  # wall clocks of hosts in good order, and rounding
 SLOW_STEPS = 3  # a step that usually takes a minute is not stalled after half of one
 
 
@@ -51,7 +52,11 @@ def judge_liveness(
     if info.status.ended:
         return Liveness(state=RunState(info.status.value), reason=info.message)
     started = max([info.created_unix_s, *(attempt.started_unix_s for attempt in info.attempts)])
-    beats = [beat for beat in heartbeats if beat.unix_s >= started]  # older ones are of an earlier attempt
+    attempt = max((attempt.attempt for attempt in info.attempts), default=0)
+    # Older ones are of an earlier attempt; unless the wall clock was set back, which makes those of this attempt look old.
+    set_back = now_unix_s < started - _CLOCKS_DIFFER_S
+    beats = [beat for beat in heartbeats if beat.unix_s >= started or (set_back and beat.attempt >= attempt)]
+    started = min(started, now_unix_s)
     if info.status is RunStatus.WAITING and not beats:
         return Liveness(state=RunState.WAITING, reason="the run has not started yet")
     silent = sorted(set(range(info.ranks)) - {beat.rank for beat in beats})
@@ -69,7 +74,9 @@ def _judge_beats(beats: Sequence[Heartbeat], now: float, progress: float, step_t
     if now - oldest.unix_s > PATIENCE_S:
         return _stalled(f"rank {oldest.rank} has given no sign of life for {now - oldest.unix_s:.0f} s{_doing(oldest)}")
     # An op that has just begun is progress: a step can be long, and only a rank that stays in one place is stuck.
-    latest = max([progress, *(beat.op_start_unix_s or 0.0 for beat in beats)])
+    # What lies in the future was written before the wall clock was set back: it says nothing about now.
+    times = [progress, *(beat.op_start_unix_s or 0.0 for beat in beats)]
+    latest = max((time for time in times if time <= now + _CLOCKS_DIFFER_S), default=now)
     training = any(beat.step >= 0 for beat in beats)
     if now - latest > max(PATIENCE_S if training else STARTUP_PATIENCE_S, SLOW_STEPS * step_time_s):
         stuck = min(beats, key=lambda beat: beat.op_start_unix_s or now)

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from pptoolkit.cli import demo, monitoring, read, serve, train
+from pptoolkit.cli import collect, demo, monitoring, read, serve, train
 from pptoolkit.cli.screen import show_error
 from pptoolkit.errors import PPToolkitError
 
@@ -27,6 +27,7 @@ app.command("suggest")(read.suggest)
 app.command("apply")(read.apply)
 app.command("compare")(read.compare)
 app.command("dashboard")(serve.dashboard)
+app.command("collect")(collect.collect)
 app.command("demo")(demo.demo)
 app.add_typer(monitoring.prometheus)
 app.add_typer(monitoring.grafana)

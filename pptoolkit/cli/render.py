@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from pptoolkit.analysis.clocks import RankClock
 from pptoolkit.analysis.statistics import Interval
 from pptoolkit.planner.compare import Comparison, PredictionCheck
 from pptoolkit.planner.report import Report
@@ -36,6 +37,8 @@ def report(found: Report) -> RenderableType:
         parts += [_rates(found), _stages(found), _accounting(found)]
         if found.links:
             parts.append(_links(found))
+    if any(clock.offset_s for clock in found.clocks):
+        parts.append(_clocks(found.clocks))
     if found.verdict is not None:
         label = f"bottleneck: stage {found.verdict.stage}" if found.verdict.stage is not None else "no bottleneck"
         parts.append(Text.assemble((label, "bold"), f": {found.verdict.evidence}"))
@@ -166,6 +169,16 @@ def _links(found: Report) -> RenderableType:
             _ms(link.wait_s_per_step),
             f"{link.samples}/{link.messages}" + (f" ({link.unreliable} unreliable)" if link.unreliable else ""),
         )
+    return table
+
+
+def _clocks(clocks: tuple[RankClock, ...]) -> RenderableType:
+    table = _table(
+        "rank", "offset s", "+/- us", "readings", "drift us/s", title="clocks: rank 0's minus the rank's; applied to every time above"
+    )
+    for clock in clocks:
+        drift = f"{clock.drift_ratio * 1e6:+.2f}" if clock.drift_ratio is not None else "-"
+        table.add_row(str(clock.rank), f"{clock.offset_s:+.6f}", f"{clock.uncertainty_s * 1e6:,.1f}", str(clock.readings), drift)
     return table
 
 

@@ -12,7 +12,9 @@ import torch.distributed as dist
 
 from pptoolkit.telemetry.clock import ClockOffset, estimate_offset
 
-_ROUNDS = 12
+_PATIENT_ROUNDS = 12
+_MOST_ROUNDS = 200
+_ENOUGH = -1  # instead of a time: no monotonic clock is negative
 _SMALL_BYTES = 8
 
 
@@ -26,7 +28,7 @@ class LinkProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """One border, one way (half of a round trip): the quickest of the repeats, in nanoseconds."""
+    """One border, one way: the quickest of the repeats, in nanoseconds."""
 
     stage: int
     peer_stage: int
@@ -35,23 +37,48 @@ class ProbeResult:
     one_way_ns: int
 
 
-def exchange_clocks() -> ClockOffset:
-    """Return this rank's clock offset to rank 0 with its uncertainty; every rank calls it together.
+class ClockExchange:
+    """Measures, now and then, how far each rank's clock is from rank 0's; every rank makes one, together.
 
-    Ranks on one kernel and in one time namespace read the very same monotonic clock: their offset is exactly 0, and
-    an exchange could only add its own error. The others exchange time stamps both ways.
+    Ranks on one kernel and in one time namespace read the very same monotonic clock: they share one offset, and those on rank
+    0's clock are exactly 0 away; an exchange could only add its own error. Of every other clock one rank exchanges time stamps
+    with rank 0, both ways, and tells the others.
+
+    Args:
+        interval_s: Time between two exchanges; rank 0's counts.
     """
-    clocks = _clock_identities()
-    rank = dist.get_rank()
-    mine = ClockOffset(time.monotonic_ns(), 0, 0)
-    for other in range(1, dist.get_world_size()):
-        if clocks[other] == clocks[0]:
-            continue
-        if rank == 0:
-            _answer(other)
-        elif rank == other:
-            mine = estimate_offset(_ask())
-    return mine
+
+    def __init__(self, *, interval_s: float = 30.0) -> None:
+        self._clocks = _clock_identities()
+        self._interval_s = interval_s
+        self._due_s = float("-inf")
+        self._sharpest_ns = 0  # best uncertainty so far: what this network can do
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time, as rank 0 sees it; False on all other ranks, which hear it from rank 0."""
+        return dist.get_rank() == 0 and self.needed and time.monotonic() >= self._due_s
+
+    @property
+    def needed(self) -> bool:
+        """Whether there is a second clock at all."""
+        return len(set(self._clocks)) > 1
+
+    def measure(self) -> ClockOffset:
+        """Return this rank's clock offset to rank 0 with its uncertainty; every rank calls it together."""
+        self._due_s = time.monotonic() + self._interval_s
+        rank, clocks = dist.get_rank(), self._clocks
+        mine = ClockOffset(time.monotonic_ns(), 0, 0)
+        for other, clock in enumerate(clocks):
+            if clock == clocks[0] or clocks.index(clock) != other:
+                continue
+            if rank == 0:
+                _answer(other)
+            elif rank == other:
+                mine = estimate_offset(_ask(usual_ns=self._sharpest_ns))
+                self._sharpest_ns = min(self._sharpest_ns or mine.uncertainty_ns, mine.uncertainty_ns)
+            mine = _hand_on(mine, [r for r, c in enumerate(clocks) if c == clock])
+        return mine
 
 
 def probe_links(stage_to_rank: Sequence[int], probe: LinkProbe) -> list[ProbeResult]:
@@ -63,11 +90,10 @@ def probe_links(stage_to_rank: Sequence[int], probe: LinkProbe) -> list[ProbeRes
         if first == second or rank not in (first, second):
             continue
         for leader, follower in ((stage, stage + 1), (stage + 1, stage)):
-            for size in (_SMALL_BYTES, probe.payload_bytes):
-                if rank == stage_to_rank[leader]:
-                    start, one_way = _lead(stage_to_rank[follower], size=size, repeats=probe.repeats)
-                    results.append(ProbeResult(stage=leader, peer_stage=follower, bytes=size, start_ns=start, one_way_ns=one_way))
-                else:
+            if rank == stage_to_rank[leader]:
+                results += _lead_probe(leader, follower, stage_to_rank[follower], probe)
+            else:
+                for size in (_SMALL_BYTES, probe.payload_bytes):
                     _follow(stage_to_rank[leader], size=size, repeats=probe.repeats)
     return results
 
@@ -85,40 +111,75 @@ def _clock_identities() -> list[int]:
     return [int(t.item()) for t in gathered]
 
 
-def _ask() -> list[tuple[int, int, int, int]]:
-    samples = []
+def _hand_on(offset: ClockOffset, ranks: list[int]) -> ClockOffset:
+    """Give what the first of ``ranks`` measured to the others of them, whose clock is the same."""
+    rank = dist.get_rank()
+    values = torch.tensor([offset.local_ns, offset.offset_ns, offset.uncertainty_ns])
+    for other in ranks[1:]:
+        if rank == ranks[0]:
+            dist.send(values, dst=other)
+        elif rank == other:
+            dist.recv(values, src=ranks[0])
+    return ClockOffset(*values.tolist()) if rank in ranks else offset
+
+
+def _ask(*, usual_ns: int) -> list[tuple[int, int, int, int]]:
+    """Exchange until the shortest round trip has not become shorter for a while, and is not much worse than usual.
+
+    On a busy host most round trips are slow: it takes many to catch a quick one.
+    """
+    samples: list[tuple[int, int, int, int]] = []
     reply = torch.zeros(2, dtype=torch.int64)
-    for _ in range(_ROUNDS):
+    best, since = 0, 0
+    while len(samples) < _MOST_ROUNDS and (since < _PATIENT_ROUNDS or (usual_ns and best > 3 * usual_ns)):
         asked = time.monotonic_ns()
         dist.send(torch.tensor([asked]), dst=0)
         dist.recv(reply, src=0)
         answered = time.monotonic_ns()
         samples.append((asked, int(reply[0]), int(reply[1]), answered))
+        delay = answered - asked - int(reply[1] - reply[0])
+        best, since = (delay, 0) if len(samples) == 1 or delay < best else (best, since + 1)
+    dist.send(torch.tensor([_ENOUGH]), dst=0)
     return samples
 
 
 def _answer(other: int) -> None:
     question = torch.zeros(1, dtype=torch.int64)
-    for _ in range(_ROUNDS):
+    while True:
         dist.recv(question, src=other)
         got = time.monotonic_ns()
+        if int(question) == _ENOUGH:
+            return
         dist.send(torch.tensor([got, time.monotonic_ns()]), dst=other)
 
 
+def _lead_probe(stage: int, peer_stage: int, peer: int, probe: LinkProbe) -> list[ProbeResult]:
+    """Measure one direction: latency by small messages both ways, bandwidth by a large one that a small one acknowledges.
+
+    A payload that came back would measure both directions at once, and a border may be fast one way only.
+    """
+    start, round_trip = _lead(peer, size=_SMALL_BYTES, repeats=probe.repeats)
+    latency = round_trip // 2
+    small = ProbeResult(stage=stage, peer_stage=peer_stage, bytes=_SMALL_BYTES, start_ns=start, one_way_ns=latency)
+    start, round_trip = _lead(peer, size=probe.payload_bytes, repeats=probe.repeats)
+    one_way = max(latency, round_trip - latency)
+    return [small, ProbeResult(stage=stage, peer_stage=peer_stage, bytes=probe.payload_bytes, start_ns=start, one_way_ns=one_way)]
+
+
 def _lead(peer: int, *, size: int, repeats: int) -> tuple[int, int]:
-    """Return (start, one way) of the quickest round trip; the first one only opens the connection."""
-    payload = torch.zeros(size, dtype=torch.uint8)
+    """Return (start, round trip) of the quickest one; the first one only opens the connection."""
+    payload, acknowledgement = torch.zeros(size, dtype=torch.uint8), torch.zeros(_SMALL_BYTES, dtype=torch.uint8)
     trips = []
     for _ in range(repeats + 1):
         start = time.monotonic_ns()
         dist.send(payload, dst=peer)
-        dist.recv(payload, src=peer)
-        trips.append((start, (time.monotonic_ns() - start) // 2))
+        dist.recv(acknowledgement, src=peer)
+        trips.append((start, time.monotonic_ns() - start))
     return min(trips[1:], key=lambda trip: trip[1])
 
 
 def _follow(peer: int, *, size: int, repeats: int) -> None:
-    payload = torch.zeros(size, dtype=torch.uint8)
+    payload, acknowledgement = torch.zeros(size, dtype=torch.uint8), torch.zeros(_SMALL_BYTES, dtype=torch.uint8)
     for _ in range(repeats + 1):
         dist.recv(payload, src=peer)
-        dist.send(payload, dst=peer)
+        dist.send(acknowledgement, dst=peer)

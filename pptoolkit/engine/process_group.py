@@ -1,6 +1,7 @@
 """Joining the other ranks: torchrun's environment, or one process on its own. Gloo on the CPU."""
 
 import os
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -18,6 +19,20 @@ class World:
     ranks: int
     ranks_here: int  # on this host
     owned: bool  # we made the process group, so we end it
+
+    @property
+    def address(self) -> str:
+        """This host's address on the way to rank 0, for others to reach it; loopback for a job of one host."""
+        master = os.environ.get("MASTER_ADDR", "")
+        if not master:
+            return "127.0.0.1"
+        try:
+            family, *_, target = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(target)  # sends nothing; asks the kernel for the route
+                return str(probe.getsockname()[0])
+        except OSError:
+            return socket.gethostname()
 
 
 def join(*, timeout_s: float = 1800.0) -> World:

@@ -19,9 +19,10 @@ class StepAgreement:
     gradient_norm: float
     stop: bool
     compute_s: float  # summed over the ranks
+    exchange_clocks: bool = False
 
 
-def agree(*, loss: float, squared_norm: float, stop: bool, compute_s: float) -> StepAgreement:
+def agree(*, loss: float, squared_norm: float, stop: bool, compute_s: float, exchange_clocks: bool = False) -> StepAgreement:
     """Sum each rank's share over all ranks; blocks until all have come.
 
     Args:
@@ -29,13 +30,15 @@ def agree(*, loss: float, squared_norm: float, stop: bool, compute_s: float) -> 
         squared_norm: Sum of squares of this rank's gradients; 0 where it is not asked for.
         stop: This rank was asked to stop after the step.
         compute_s: Time this rank computed in the step.
+        exchange_clocks: This rank found that it is time to.
     """
     # On the host and in float64: small, exact, and no device has to wait for it.
-    shares = torch.tensor([loss, squared_norm, float(stop), compute_s], dtype=torch.float64)
+    shares = torch.tensor([loss, squared_norm, float(stop), compute_s, float(exchange_clocks)], dtype=torch.float64)
     if dist.get_world_size() > 1:
         dist.all_reduce(shares)
-    total_loss, total_norm, total_stop, total_compute = shares.tolist()
-    return StepAgreement(total_loss, total_norm**0.5 if total_norm == total_norm else total_norm, total_stop > 0, total_compute)
+    total_loss, total_norm, total_stop, total_compute, total_exchange = shares.tolist()
+    norm = total_norm**0.5 if total_norm == total_norm else total_norm
+    return StepAgreement(total_loss, norm, total_stop > 0, total_compute, total_exchange > 0)
 
 
 class StopRequest:

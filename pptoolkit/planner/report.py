@@ -7,6 +7,7 @@ import pandas as pd
 
 from pptoolkit.analysis.accounting import RankAccount, account
 from pptoolkit.analysis.bubbles import BubbleSummary, summarise_bubbles
+from pptoolkit.analysis.clocks import RankClock
 from pptoolkit.analysis.links import LinkMeasure
 from pptoolkit.analysis.stages import StageRow, equal_stages_bubble_ratio, stage_table
 from pptoolkit.analysis.statistics import Interval
@@ -33,7 +34,8 @@ class Report:
         step_time: Median step time, seconds.
         samples_per_s: Samples of all replicas per second; None if unknown.
         tokens_per_s: Tokens likewise.
-        clock_uncertainty_s: Per rank that measured its offset to rank 0.
+        clock_uncertainty_s: Per rank that measured its offset to rank 0, the median over its readings.
+        clocks: Offset, uncertainty and drift of those ranks.
         replay_error_ratio: Simulated over measured step time of this run, less 1; None if it could not be replayed.
         prediction: What the run's plan promised beside what came; None if it promised nothing.
     """
@@ -64,6 +66,7 @@ class Report:
     replay_error_ratio: float | None
     prediction: PredictionCheck | None
     clock_uncertainty_s: dict[int, float]
+    clocks: tuple[RankClock, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the stable JSON form; ``version`` changes when a key changes its meaning."""
@@ -95,6 +98,7 @@ class Report:
             "replay_error_ratio": self.replay_error_ratio,
             "prediction": self.prediction.to_dict() if self.prediction else None,
             "clock_uncertainty_s": {str(rank): seconds for rank, seconds in self.clock_uncertainty_s.items()},
+            "clocks": [clock.to_dict() for clock in self.clocks],
         }
 
 
@@ -108,6 +112,7 @@ class ReportSources:
     scalars: pd.DataFrame
     links: tuple[LinkMeasure, ...]
     clock_uncertainty_ns: dict[int, int]
+    clocks: tuple[RankClock, ...]
     replay_error_ratio: float | None
     missing: tuple[str, ...]
 
@@ -146,6 +151,7 @@ def build_report(sources: ReportSources) -> Report:
         replay_error_ratio=sources.replay_error_ratio,
         prediction=check_prediction(info, step_time) if step_time else None,
         clock_uncertainty_s={rank: ns / 1e9 for rank, ns in sources.clock_uncertainty_ns.items()},
+        clocks=sources.clocks,
     )
 
 

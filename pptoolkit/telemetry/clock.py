@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 Times = npt.NDArray[np.int64]
+_NEIGHBOURS = 6  # readings on each side
 
 
 class RoundTrip(NamedTuple):
@@ -61,6 +62,9 @@ def estimate_offset(samples: Iterable[Sequence[int]]) -> ClockOffset:
 class ClockMap:
     """One rank's clock against rank 0's over a run: linear between the known offsets, constant before and after them.
 
+    A reading that a busy host disturbed is drawn to the line through its sharper neighbours, though never out of its own
+    uncertainty: clocks drift slowly and steadily, and readings jump.
+
     Args:
         offsets: In any order; none means that the clocks are the same (rank 0, or a run that never measured).
     """
@@ -69,8 +73,8 @@ class ClockMap:
         known = sorted({o.local_ns: o for o in offsets}.values(), key=lambda o: o.local_ns)
         self.offsets = tuple(known)
         self._at = np.array([o.local_ns for o in known], dtype=np.int64)
-        self._offset = np.array([o.offset_ns for o in known], dtype=np.int64)
         self._uncertainty = np.array([o.uncertainty_ns for o in known], dtype=np.int64)
+        self._offset = _steady(self._at, np.array([o.offset_ns for o in known], dtype=np.int64), self._uncertainty)
 
     def align(self, local_ns: npt.ArrayLike) -> Times:
         """Return local times, in nanoseconds, on rank 0's clock."""
@@ -96,6 +100,23 @@ class ClockMap:
         inside = np.interp((times - origin).astype(float), (self._at - origin).astype(float), (values - base).astype(float))
         offsets: Times = np.rint(inside).astype(np.int64) + base
         return offsets
+
+
+def _steady(at: Times, offset: Times, uncertainty: Times) -> Times:
+    """Return each offset on the line through its neighbourhood, weighted by sharpness, within the reading's own uncertainty."""
+    steady = offset.copy()
+    for i in np.flatnonzero(uncertainty):  # a reading without uncertainty is the truth
+        near = slice(max(0, i - _NEIGHBOURS), i + _NEIGHBOURS + 1)
+        # Relative to the reading: absolute nanoseconds do not fit the 53 bits of a float.
+        time, change = (at[near] - at[i]).astype(float), (offset[near] - offset[i]).astype(float)
+        weight = 1 / np.maximum(uncertainty[near], 1).astype(float) ** 2
+        weight /= weight.sum()
+        centre, middle = weight @ time, weight @ change
+        spread = weight @ (time - centre) ** 2
+        slope = weight @ ((time - centre) * (change - middle)) / spread if spread > 0 else 0.0
+        moved = np.clip(middle - slope * centre, -uncertainty[i], uncertainty[i])
+        steady[i] += round(float(np.clip(moved, change.min(), change.max())))
+    return steady
 
 
 def align(local_ns: npt.ArrayLike, offsets: Iterable[ClockOffset]) -> Times:

@@ -5,13 +5,14 @@ Every sink may fail by itself: what it lost is counted, said once, and the other
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
 from pptoolkit.telemetry.accounting import split_step
 from pptoolkit.telemetry.drops import Drops, Reason
 from pptoolkit.telemetry.event_writer import EventRows, EventWriter, to_rows
-from pptoolkit.telemetry.events import Op
+from pptoolkit.telemetry.events import LASTING_OPS, Op
 from pptoolkit.telemetry.links import LinkPairing
 from pptoolkit.telemetry.metrics import RankMetrics
 from pptoolkit.telemetry.recorder import Recorder
@@ -20,9 +21,6 @@ from pptoolkit.telemetry.scalars import ScalarWriter, StepSummary
 CHUNK = 2048  # events converted at a time: the conversion holds the interpreter lock, and training wants it back
 LINK_INTERVAL_S = 1.0
 _MAX_OPEN_STEPS = 8
-# Of steps that sampling leaves out, only what belongs to no step in particular is kept. Their STEP events go too: without
-# the ops inside, all of their time would look unattributed. Their duration is in the scalars.
-_ALWAYS_KEPT = (Op.CLOCK, Op.PROBE, Op.CHECKPOINT, Op.EVAL)
 
 
 class Drain:
@@ -60,6 +58,10 @@ class Drain:
     def add_summary(self, summary: StepSummary, step_ns: int) -> None:
         """Take a step's outcome and duration; called by the training thread."""
         self._summaries.append((summary, step_ns, time.time()))
+
+    def committed(self) -> tuple[Path | None, int]:
+        """Return the event file that is being written, and how many of its bytes will not be taken back."""
+        return self._writer.committed
 
     def run(self) -> None:
         """Move everything recorded so far."""
@@ -99,7 +101,9 @@ class Drain:
     def _sample(self, rows: EventRows) -> EventRows:
         if self._keep_every == 1:
             return rows
-        kept: EventRows = rows[(rows[:, 0] % self._keep_every == 0) | np.isin(rows[:, 3], _ALWAYS_KEPT)]
+        # The STEP events of steps that are left out go too: without the ops inside, all of their time would look
+        # unattributed. Their duration is in the scalars.
+        kept: EventRows = rows[(rows[:, 0] % self._keep_every == 0) | np.isin(rows[:, 3], LASTING_OPS)]
         self._drops.add(Reason.SAMPLING, len(rows) - len(kept))
         return kept
 
@@ -137,6 +141,9 @@ class Drain:
             self._writer.flush()
         except OSError as error:
             self._write_failed(error, pending)
+        retired = self._writer.take_retired()
+        if retired:
+            self._drops.add(Reason.RETENTION, retired)
 
     def _take_summaries(self) -> None:
         taken = self._summaries[:]

@@ -14,6 +14,7 @@ class Reason(StrEnum):
     WRITE_FAILED = "write_failed"
     INVALID = "invalid"  # not an event, or of a stage that this rank does not own
     SAMPLING = "sampling"  # left out on purpose: detail = {every = n}
+    RETENTION = "retention"  # the oldest event files were removed to stay below max_bytes
     INTERNAL = "internal"  # a fault of telemetry itself
 
 
@@ -42,8 +43,8 @@ class Drops:
 
     @property
     def total(self) -> int:
-        """Events lost against the user's will: all but those that sampling left out."""
-        return sum(count for reason, count in self.counts.items() if reason != Reason.SAMPLING)
+        """Events lost against the user's will: all but those that sampling left out or that had to make room."""
+        return sum(count for reason, count in self.counts.items() if reason not in (Reason.SAMPLING, Reason.RETENTION))
 
     def warn_once(self, subject: str, message: str) -> None:
         """Log ``message`` unless something was logged about ``subject`` before."""

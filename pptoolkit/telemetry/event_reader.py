@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -88,6 +88,22 @@ class EventReader:
         self._read_once = fresh
         return table
 
+    def scan(self, *, steps: tuple[int, int] | None = None, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """Yield all events that are complete by now, file by file, so that memory holds one file at a time.
+
+        Args:
+            steps: As for :meth:`read_all`.
+            columns: Likewise.
+        """
+        schema = _schema_of(columns)
+        found: dict[str, _Segment] = {}
+        self._find(found)
+        for segment in _in_order(found):
+            batches = segment.read()
+            if batches:
+                yield _to_table(segment, batches, steps, schema)
+            del batches
+
     @property
     def skipped(self) -> Skipped:
         """What could not be read so far, by :meth:`poll` or, if that was never called, by :meth:`read_all`."""
@@ -96,10 +112,10 @@ class EventReader:
         return Skipped(sum(s.stream.skipped_bytes for s in damaged), len(damaged), tuple(_notice(s) for s in damaged))
 
     def _collect(self, segments: dict[str, _Segment], steps: tuple[int, int] | None, columns: Sequence[str] | None) -> pa.Table:
-        schema = READER_SCHEMA if columns is None else pa.schema([READER_SCHEMA.field(name) for name in columns])
+        schema = _schema_of(columns)
         self._find(segments)
         tables = []
-        for segment in sorted(segments.values(), key=lambda s: (s.rank, s.attempt, s.number)):
+        for segment in _in_order(segments):
             batches = segment.read()
             if batches:
                 tables.append(_to_table(segment, batches, steps, schema))
@@ -125,6 +141,14 @@ class EventReader:
             s.closed = (s.attempt, s.number) < newest[s.rank]
 
 
+def _schema_of(columns: Sequence[str] | None) -> pa.Schema:
+    return READER_SCHEMA if columns is None else pa.schema([READER_SCHEMA.field(name) for name in columns])
+
+
+def _in_order(segments: dict[str, _Segment]) -> list[_Segment]:
+    return sorted(segments.values(), key=lambda s: (s.rank, s.attempt, s.number))
+
+
 def _read_from(path: Path, offset: int, length: int) -> pa.Buffer:
     if length >= _MAP_FROM_BYTES:
         with pa.memory_map(str(path)) as source:
@@ -136,7 +160,7 @@ def _read_from(path: Path, offset: int, length: int) -> pa.Buffer:
 
 def _to_table(segment: _Segment, batches: list[pa.RecordBatch], steps: tuple[int, int] | None, schema: pa.Schema) -> pa.Table:
     # All batches of a file have the one event schema; its metadata would keep tables of two ranks from joining.
-    table = pa.Table.from_batches([b.replace_schema_metadata(None) for b in batches])
+    table = pa.Table.from_batches(batches, batches[0].schema).replace_schema_metadata(None)
     if steps is not None:
         wanted = pc.and_(pc.greater_equal(table["step"], steps[0]), pc.less(table["step"], steps[1]))
         table = table.filter(pc.or_(wanted, pc.is_in(table["op"], pa.array(_EVERY_STEP, pa.uint8()))))

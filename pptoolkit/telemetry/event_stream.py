@@ -15,6 +15,7 @@ from pptoolkit.telemetry.events import EVENT_SCHEMA, SCHEMA_VERSION
 _MARK = b"\xff\xff\xff\xff"
 _MAX_METADATA = 1 << 16
 _MAX_BODY = 1 << 30
+_LARGE = 1 << 20
 
 
 class Found(Enum):
@@ -52,7 +53,7 @@ class EventStream:
         """
         batches: list[pa.RecordBatch] = []
         view = memoryview(data)
-        at = 0
+        at = self._take_whole(data, view, batches) if self.offset == 0 and len(view) >= _LARGE else 0
         while at < len(view) and self.foreign_version is None:
             found, end = locate(view, at)
             if found is Found.MESSAGE and not self._take(data.slice(at, end - at), batches):
@@ -65,6 +66,27 @@ class EventStream:
             at = end
         self.offset += at
         return batches
+
+    def _take_whole(self, data: pa.Buffer, view: memoryview, batches: list[pa.RecordBatch]) -> int:
+        """Read the undamaged front of a large file in one go, many times faster than by message; return where it ends, or 0."""
+        end, at = 0, 0
+        while at < len(view):
+            found, at = locate(view, at)
+            if found is not Found.MESSAGE:
+                break
+            end = at
+        try:
+            with pa.ipc.open_stream(data.slice(0, end)) as stream:
+                whole = list(stream)
+            for batch in whole:
+                batch.validate()
+        except (pa.ArrowException, OSError, EOFError, ValueError):
+            return 0  # damage inside a message: the careful way says where
+        self._take_schema(stream.schema)
+        if self.foreign_version is not None:
+            return 0
+        batches += whole
+        return end
 
     def _take(self, message_bytes: pa.Buffer, batches: list[pa.RecordBatch]) -> bool:
         try:

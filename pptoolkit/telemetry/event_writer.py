@@ -17,12 +17,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pptoolkit.telemetry.events import EVENT_SCHEMA, SCHEMA_VERSION
+from pptoolkit.telemetry.retention import retire
 from pptoolkit.telemetry.run_directory import RunDirectory
 
 DEFAULT_SEGMENT_BYTES = 64 << 20
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _COLUMNS = [(i, field.name, field.type.to_pandas_dtype()) for i, field in enumerate(EVENT_SCHEMA)]
 _FLUSH_ROWS = 1 << 16
+_LEAST_SEGMENT_BYTES = 1 << 12
 
 EventRows = npt.NDArray[np.int64]
 """Events as an int64 array of shape (events, 10), columns as in the schema."""
@@ -61,6 +63,10 @@ class EventWriter:
         host: Host name; default: this host's.
         clock_source: Where times come from, e.g. ``"monotonic"`` or ``"cuda-events"``.
         segment_bytes: A segment that has grown past this is closed and the next one begun.
+        keep_bytes: Bound of all event files of this rank; the oldest are removed when a segment begins. None: no bound.
+
+    Attributes:
+        committed: The current segment, and how many of its bytes will not be taken back; one value, for readers in other threads.
     """
 
     def __init__(
@@ -73,8 +79,13 @@ class EventWriter:
         host: str | None = None,
         clock_source: str = "monotonic",
         segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+        keep_bytes: int | None = None,
     ) -> None:
-        self._run, self._rank, self._attempt, self._segment_bytes = run, rank, attempt, segment_bytes
+        self._run, self._rank, self._attempt, self._keep_bytes = run, rank, attempt, keep_bytes
+        # Several segments to a bound, so that what goes at a time is a part of what is kept.
+        self._segment_bytes = segment_bytes if keep_bytes is None else max(_LEAST_SEGMENT_BYTES, min(segment_bytes, keep_bytes // 4))
+        self._retired = 0
+        self.committed: tuple[Path | None, int] = (None, 0)
         self._schema = EVENT_SCHEMA.with_metadata(
             {
                 "pptoolkit.schema_version": str(SCHEMA_VERSION),
@@ -128,6 +139,11 @@ class EventWriter:
             self._begin_segment()
         self._write(memoryview(message))
 
+    def take_retired(self) -> int:
+        """Return how many events were removed with old segments since the last call."""
+        retired, self._retired = self._retired, 0
+        return retired
+
     def close(self) -> None:
         """Flush, and mark the end of the stream.
 
@@ -149,7 +165,18 @@ class EventWriter:
             except FileExistsError:  # left by an earlier process of this attempt: one writer a file, so take the next
                 continue
         self.path, self._size = path, 0
+        self.committed = (path, 0)
         self._write(memoryview(self._schema.serialize()))
+        if self._keep_bytes is not None:
+            self._make_room(path, self._keep_bytes)
+
+    def _make_room(self, current: Path, keep_bytes: int) -> None:
+        # The segment that begins may grow to its full size before there is the next occasion.
+        bound = max(0, keep_bytes - self._segment_bytes)
+        retired = retire(self._run.events_path, rank=self._rank, attempt=self._attempt, keep_bytes=bound, current=current)
+        self._retired += retired.events
+        if len(retired.rows):
+            self._write(memoryview(to_batch(retired.rows, self._schema).serialize()))
 
     def _end_segment(self) -> None:
         if self._file >= 0:
@@ -165,6 +192,7 @@ class EventWriter:
             while written < len(data):
                 written += os.write(self._file, data[written:])
             self._size += written
+            self.committed = (self.path, self._size)
         except OSError as error:
             self._recover(error)
             raise

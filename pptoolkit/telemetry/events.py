@@ -30,8 +30,11 @@ class Op(IntEnum):
     RECV_POST = 16  # an instant: the receive buffer was handed to the transport
     SEND_WAIT = 17  # the blocked wait until a send has left
     PROBE = 18  # idle-link probe before step 0; bytes over (end - start), peer as in SEND; micro_batch -1
+    STARTUP = 19  # from the start of the process to the first step of the attempt
 
 
+# These belong to no step in particular, or to the whole attempt: kept when steps are sampled, carried on when old files go.
+LASTING_OPS = (Op.CLOCK, Op.PROBE, Op.CHECKPOINT, Op.EVAL, Op.STARTUP)
 COMPUTE_OPS = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 
 

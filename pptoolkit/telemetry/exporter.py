@@ -3,6 +3,7 @@
 /metrics   Prometheus text, or OpenMetrics with exemplars for those who ask for it
 /sd        Prometheus HTTP service discovery for all ranks of the run
 /healthz   is the process alive
+/run /events /scalars /heartbeat   what `pptoolkit collect` copies: see served_files
 """
 
 import math
@@ -11,7 +12,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -20,6 +21,8 @@ from urllib.parse import parse_qsl
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+
+from pptoolkit.telemetry.security import EndpointSecurity
 
 MAX_CLIENTS = 32
 CLIENT_TIMEOUT_S = 5.0
@@ -31,6 +34,7 @@ class Response:
     body: bytes
     content_type: str = "application/json; charset=utf-8"
     status: HTTPStatus = HTTPStatus.OK
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,8 @@ class Exporter:
         address: Where to listen.
         port: Port to try first; 0: any free one.
         port_step: Distance to the next port to try; more than the number of ranks, so that no rank takes another's.
+        security: What clients must show; nothing by default.
+        host: Name or address in ``url`` under which others reach the endpoint; default: ``address``.
 
     Raises:
         OSError: If no port could be had.
@@ -110,12 +116,22 @@ class Exporter:
         moved: Whether that is another one than asked for.
     """
 
-    def __init__(self, routes: Mapping[str, Route], *, address: str, port: int, port_step: int = 100) -> None:
-        self._server = _listen(address, port, port_step, dict(routes))
+    def __init__(
+        self,
+        routes: Mapping[str, Route],
+        *,
+        address: str,
+        port: int,
+        port_step: int = 100,
+        security: EndpointSecurity | None = None,
+        host: str = "",
+    ) -> None:
+        lock = security if security is not None else EndpointSecurity()
+        self._server = _listen(address, port, port_step, dict(routes), lock)
         self.port = int(self._server.server_address[1])
         self.moved = port not in (0, self.port)
-        host = f"[{address}]" if ":" in address else address
-        self.url = f"http://{host}:{self.port}"
+        name = host or address
+        self.url = f"{'https' if lock.uses_tls else 'http'}://{f'[{name}]' if ':' in name else name}:{self.port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.25,), name="pptoolkit-exporter", daemon=True)
         self._thread.start()
 
@@ -126,14 +142,14 @@ class Exporter:
         self._thread.join(3.0)
 
 
-def _listen(address: str, port: int, step: int, routes: dict[str, Route]) -> "_Server":
+def _listen(address: str, port: int, step: int, routes: dict[str, Route], security: EndpointSecurity) -> "_Server":
     candidates = [p for p in range(port, port + _PORT_TRIES * step, step) if p <= 65535] if port else []
     for candidate in candidates:
         try:
-            return _Server(address, candidate, routes)
+            return _Server(address, candidate, routes, security)
         except OSError:
             continue
-    return _Server(address, 0, routes)
+    return _Server(address, 0, routes, security)
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
@@ -142,9 +158,10 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     allow_reuse_address = True  # a restarted run gets its port back at once; a listening socket is still respected
     request_queue_size = 64
 
-    def __init__(self, address: str, port: int, routes: dict[str, Route]) -> None:
+    def __init__(self, address: str, port: int, routes: dict[str, Route], security: EndpointSecurity) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self.routes = routes
+        self.routes, self.security = routes, security
+        self._tls = security.server_context()
         self._free = threading.BoundedSemaphore(MAX_CLIENTS)
         super().__init__((address, port), _Handler)
 
@@ -163,6 +180,15 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             super().process_request_thread(request, client_address)
         finally:
             self._free.release()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Answer one client; in its own thread, so that who never ends the handshake holds up nobody."""
+        if self._tls is None:
+            super().finish_request(request, client_address)
+            return
+        request.settimeout(CLIENT_TIMEOUT_S)
+        with self._tls.wrap_socket(request, server_side=True) as secured:
+            super().finish_request(secured, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away or timed out is no news."""
@@ -184,7 +210,11 @@ class _Handler(BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         request = Request(dict(parse_qsl(query)), {name.lower(): value for name, value in self.headers.items()})
         route = self.server.routes.get(path)
-        if route is None:
+        if not self.server.security.admits(request.headers.get("authorization", "")):
+            challenge = {"WWW-Authenticate": 'Bearer realm="pptoolkit"'}
+            asks = b"this endpoint asks for its token: send Authorization: Bearer TOKEN\n"
+            response = Response(asks, "text/plain; charset=utf-8", HTTPStatus.UNAUTHORIZED, challenge)
+        elif route is None:
             known = ", ".join(sorted(self.server.routes))
             response = Response(f"there is nothing at {path}; try {known}\n".encode(), "text/plain; charset=utf-8", HTTPStatus.NOT_FOUND)
         else:
@@ -196,6 +226,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(response.status)
         self.send_header("Content-Type", response.content_type)
         self.send_header("Content-Length", str(len(response.body)))
+        for name, value in response.headers.items():
+            self.send_header(name, value)
         self.end_headers()
         if send_body:
             self.wfile.write(response.body)

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pptoolkit.telemetry.events import Op
@@ -24,6 +24,8 @@ class Heartbeat:
         status: ``"running"``, or how the rank closed its telemetry.
         op: Op in flight, e.g. ``"forward"``; None between ops. With it its stage, micro-batch and start.
         op_seconds: How long the op in flight had been running, on the monotonic clock.
+        dropped: Events lost against the user's will.
+        dropped_by_reason: All events that are not on disk, those left out on purpose too.
     """
 
     rank: int
@@ -42,6 +44,7 @@ class Heartbeat:
     resident_bytes: int | None = None
     host_cpu_ratio: float | None = None
     dropped: int = 0
+    dropped_by_reason: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}

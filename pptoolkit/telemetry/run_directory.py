@@ -259,14 +259,18 @@ def _unwritable(path: Path, error: OSError) -> RunError:
 
 
 def discovery_targets(run_id: str, endpoints: tuple[Endpoint, ...]) -> list[dict[str, Any]]:
-    """Return Prometheus service discovery: one group per rank, labelled with run, rank, replica and host."""
-    return [
-        {
-            "targets": [urlsplit(e.url).netloc],
-            "labels": {"run_id": run_id, "rank": str(e.rank), "replica": str(e.replica), "host": e.host},
-        }
-        for e in endpoints
-    ]
+    """Return Prometheus service discovery: one group per rank, labelled with run, rank, replica and host.
+
+    A rank that speaks HTTPS says so in the label ``__scheme__``, which Prometheus obeys.
+    """
+    groups = []
+    for endpoint in endpoints:
+        parts = urlsplit(endpoint.url)
+        labels = {"run_id": run_id, "rank": str(endpoint.rank), "replica": str(endpoint.replica), "host": endpoint.host}
+        if parts.scheme == "https":
+            labels["__scheme__"] = "https"
+        groups.append({"targets": [parts.netloc], "labels": labels})
+    return groups
 
 
 def list_runs(root: str | os.PathLike[str]) -> list[RunDirectory]:

@@ -3,30 +3,28 @@
 Nothing here raises into training. What fails is said once and counted; the rest goes on.
 """
 
-import json
-import os
-import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry
 
 from pptoolkit.errors import RunError
 from pptoolkit.telemetry.drain import Drain
 from pptoolkit.telemetry.drops import Drops
+from pptoolkit.telemetry.endpoint import RankEndpoint
 from pptoolkit.telemetry.event_writer import EventWriter
 from pptoolkit.telemetry.events import Op
-from pptoolkit.telemetry.exporter import Exporter, Exposition, Request, Response
+from pptoolkit.telemetry.exporter import Exposition
 from pptoolkit.telemetry.hardware import HardwareSample, HardwareSampler, MemorySource, find_gpu
-from pptoolkit.telemetry.heartbeat import take_pulse
-from pptoolkit.telemetry.json_files import read_json, replace_text, to_json
+from pptoolkit.telemetry.heartbeat import Heartbeat, take_pulse
+from pptoolkit.telemetry.json_files import replace_text
 from pptoolkit.telemetry.layout import RankLayout
 from pptoolkit.telemetry.links import LinkPairing
 from pptoolkit.telemetry.metrics import RANK_OPS, STAGE_OPS, RankMetrics
 from pptoolkit.telemetry.periodic import Periodic
 from pptoolkit.telemetry.pushgateway import push_final
 from pptoolkit.telemetry.recorder import NullRecorder, Recorder
-from pptoolkit.telemetry.run_directory import RunDirectory, discovery_targets
+from pptoolkit.telemetry.run_directory import RunDirectory
 from pptoolkit.telemetry.run_info import Endpoint
 from pptoolkit.telemetry.scalars import ScalarWriter, StepSummary
 from pptoolkit.telemetry.settings import TelemetrySettings
@@ -97,6 +95,14 @@ class Telemetry:
     def add_probe(self, *, stage: int, peer: int, start_ns: int, end_ns: int, bytes: int) -> None:
         """Tell what the idle link from ``stage`` to ``peer`` managed before training; on the rank that sent."""
 
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """What service discovery says of this rank; None without an endpoint."""
+        return None
+
+    def add_peers(self, endpoints: Iterable[Endpoint]) -> None:
+        """Tell where the other ranks serve, so that this host's service discovery names those of other hosts too."""
+
     def observe_staleness(self, steps: int) -> None:
         """Tell how many optimizer steps older than its target an applied gradient's weights were."""
 
@@ -140,6 +146,7 @@ class RankTelemetry(Telemetry):
                 attempt=attempt,
                 clock_source=clock_source,
                 segment_bytes=settings.segment_bytes,
+                keep_bytes=settings.max_bytes // max(1, layout.ranks) if settings.max_bytes is not None else None,
             ),
             scalars=ScalarWriter(run, rank=layout.rank, attempt=attempt),
             metrics=self.metrics,
@@ -147,8 +154,8 @@ class RankTelemetry(Telemetry):
             pairing=LinkPairing(run, layout, attempt=attempt),
             keep_every=settings.every,
         )
-        self._exporter = self._start_exporter(settings)
-        self.metrics_url = f"{self._exporter.url}/metrics" if self._exporter is not None else None
+        self._endpoint = self._start_endpoint(settings)
+        self.metrics_url = f"{self._endpoint.url}/metrics" if self._endpoint is not None else None
         self._drainer = Periodic("drain", self._drain.run, interval_s=settings.flush_s, drops=self.drops)
         self._pulse = Periodic("heartbeat", self._beat, interval_s=settings.heartbeat_s, drops=self.drops)
         self._sampler = Periodic("hardware sampler", self._sample_hardware, interval_s=settings.hardware_s, drops=self.drops)
@@ -169,6 +176,15 @@ class RankTelemetry(Telemetry):
     def add_probe(self, *, stage: int, peer: int, start_ns: int, end_ns: int, bytes: int) -> None:
         self.recorder.record(Op.PROBE, stage, -1, peer, start_ns, end_ns, bytes)
 
+    @property
+    def endpoint(self) -> Endpoint | None:
+        return self._endpoint.own if self._endpoint is not None else None
+
+    def add_peers(self, endpoints: Iterable[Endpoint]) -> None:
+        endpoint = self._endpoint
+        if endpoint is not None:
+            self._attempt_to("register the other hosts' endpoints", lambda: endpoint.add_peers(endpoints))
+
     def observe_staleness(self, steps: int) -> None:
         self.metrics.observe_staleness(steps)
 
@@ -178,47 +194,63 @@ class RankTelemetry(Telemetry):
     def close(self, status: str = "finished") -> None:
         if self._closed:
             return
-        self._closed, self._status = True, status
+        self._closed = True
         self._sampler.stop()
         if self._drainer.stop():
             self._attempt_to("end the event file", self._drain.close)
         else:
             self.drops.warn_once("close", f"the last events in {self._run.path} could not be written in time; is its disk alive?")
+        if self._endpoint is not None:
+            self._endpoint.expect_the_end()
+        self._status = status
         self._pulse.stop()
         self._attempt_to("write the final metrics", self._leave_metrics)
-        if self._exporter is not None:
-            self._exporter.close()
-            self._attempt_to("take the endpoint out of service discovery", lambda: self._run.unregister_endpoint(self._layout.rank))
+        if self._endpoint is not None:
+            self._attempt_to("take the endpoint out of service discovery", self._endpoint.close)
         if self._settings.pushgateway is not None:
             self._push_metrics(self._settings.pushgateway)
 
-    def _start_exporter(self, settings: TelemetrySettings) -> Exporter | None:
+    def _start_endpoint(self, settings: TelemetrySettings) -> RankEndpoint | None:
         if settings.port is None:
             return None
-        asked = settings.port + self._layout.rank if settings.port else 0
-        routes = {
-            "/": self._index,
-            "/metrics": lambda request: self._exposition.render(request.headers.get("accept", "")),
-            "/sd": self._discovery,
-            "/healthz": self._health,
-        }
         try:
-            exporter = Exporter(routes, address=settings.address, port=asked, port_step=max(100, self._layout.ranks))
+            endpoint = RankEndpoint(
+                settings,
+                self._run,
+                self._layout,
+                exposition=self._exposition,
+                recorder=self.recorder,
+                drops=self.drops,
+                committed=self._drain.committed,
+                pulse=self._take_pulse,
+            )
         except (OSError, OverflowError) as error:
-            self.drops.warn_once("port", f"cannot serve metrics on {settings.address}:{asked}: {error}; choose another telemetry.port")
+            self.drops.warn_once(
+                "port", f"cannot serve metrics on {settings.address}:{settings.port}: {error}; choose another telemetry.port"
+            )
             return None
-        if exporter.moved:
-            self.drops.warn_once("port", f"port {asked} is busy, so metrics are at {exporter.url}/metrics; choose another telemetry.port")
-        endpoint = Endpoint(rank=self._layout.rank, url=exporter.url, replica=self._layout.replica, host=socket.gethostname())
-        self._attempt_to("register the endpoint", lambda: self._run.register_endpoint(endpoint))
-        return exporter
+        if endpoint.moved:
+            self.drops.warn_once(
+                "port", f"port {endpoint.asked_port} is busy, so metrics are at {endpoint.url}/metrics; choose another telemetry.port"
+            )
+        self._attempt_to("register the endpoint", lambda: self._run.register_endpoint(endpoint.own))
+        return endpoint
 
-    def _beat(self) -> None:
+    def _take_pulse(self) -> Heartbeat:
         sample = self._hardware_sample
         extra = {} if sample is None else {"resident_bytes": sample.memory_bytes["resident"], "host_cpu_ratio": sample.host_cpu_ratio}
-        beat = take_pulse(
-            self.recorder, rank=self._layout.rank, attempt=self._attempt, status=self._status, dropped=self.drops.total, **extra
+        return take_pulse(
+            self.recorder,
+            rank=self._layout.rank,
+            attempt=self._attempt,
+            status=self._status,
+            dropped=self.drops.total,
+            dropped_by_reason={reason: count for reason, count in self.drops.counts.items() if count},
+            **extra,
         )
+
+    def _beat(self) -> None:
+        beat = self._take_pulse()
         gauges = self.metrics.gauges
         gauges.set("heartbeat_timestamp_seconds", beat.unix_s)
         for op in (*STAGE_OPS, *RANK_OPS):
@@ -249,20 +281,3 @@ class RankTelemetry(Telemetry):
             work()
         except (OSError, RunError) as error:
             self.drops.warn_once(goal, f"cannot {goal}: {error}")
-
-    # -- what the endpoint answers beside metrics ------------------------------------------------------------------------
-
-    def _index(self, request: Request) -> Response:
-        title = f"pptoolkit rank {self._layout.rank} of run {self._run.path.name}"
-        text = f"{title}\n\n/metrics   Prometheus metrics\n/sd        targets of all ranks\n/healthz   sign of life\n"
-        return Response(text.encode(), "text/plain; charset=utf-8")
-
-    def _discovery(self, request: Request) -> Response:
-        targets = read_json(self._run.discovery_path)
-        if not isinstance(targets, list):
-            targets = discovery_targets(self._run.path.name, self._run.read_endpoints())
-        return Response(json.dumps(targets).encode())
-
-    def _health(self, request: Request) -> Response:
-        body = {"status": "ok", "rank": self._layout.rank, "pid": os.getpid(), "step": self.recorder.step, "dropped": self.drops.total}
-        return Response(to_json(body).encode())

@@ -75,3 +75,15 @@ def test_ranks_that_closed_in_good_order_are_not_missed():
     closed = [Heartbeat(rank=rank, unix_s=START + 50, status="finished") for rank in (0, 1)]
     found = judge(beats=closed, now=100, progress=50)
     assert (found.state, found.reason) == (RunState.RUNNING, "the processes are ending")
+
+
+def test_a_wall_clock_that_was_set_back_makes_nobody_look_dead():
+    # Set back by an hour 100 s after the start; the ranks' heartbeats go on with the new time.
+    assert judge(beats=[beat(0, -3500.5, since=-3501), beat(1, -3500.5, since=-3501)], now=-3500, progress=99).state is RunState.RUNNING
+
+
+def test_a_hang_after_the_wall_clock_was_set_back_is_still_seen():
+    beats = [beat(0, -3401, op="recv", since=-3461), beat(1, -3401, op="forward", since=-3462)]
+    found = judge(beats=beats, now=-3400, progress=99)
+    assert found.state is RunState.STALLED
+    assert "rank 1 longest" in found.reason

@@ -76,3 +76,17 @@ def test_alignment_stays_between_the_offsets_around_it(known: list[tuple[int, in
     shift = clock.align(times) - times
     assert shift.min() >= min(offsets)
     assert shift.max() <= max(offsets)
+
+
+def test_a_disturbed_reading_is_drawn_to_its_sharper_neighbours_and_never_out_of_its_own_uncertainty() -> None:
+    # True offset: 1000 + t / 1000; every fourth reading is off by nearly all of its large uncertainty.
+    sharp = [ClockOffset(t, 1000 + t // 1000, 10) for t in range(0, 10**6, 10**5) if t % (4 * 10**5)]
+    disturbed = [ClockOffset(t, 1000 + t // 1000 + 900, 1000) for t in range(0, 10**6, 4 * 10**5)]
+    clock = ClockMap([*sharp, *disturbed])
+    times = np.arange(0, 10**6, 10**5)
+    error = clock.align(times) - times - (1000 + times // 1000)
+    assert np.abs(error[1:]).max() < 50
+    assert abs(error[0]) < 150, "at the very end, the line is not continued past what was read"
+    # The sharp ones hold what they said; a reading that contradicts all others still keeps its own bound.
+    liar = ClockMap([*sharp, ClockOffset(5 * 10**5 + 1, 10**6, 10)])
+    assert abs(int(liar.align([5 * 10**5 + 1])[0]) - (5 * 10**5 + 1) - 10**6) <= 10

@@ -11,8 +11,8 @@ from pptoolkit.telemetry.settings import TelemetrySettings
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"address": "0.0.0.0"}, "no loopback address"),
-        ({"address": "example.org"}, "no loopback address"),
+        ({"address": "0.0.0.0"}, "can be reached from other machines"),
+        ({"address": "example.org"}, "can be reached from other machines"),
         ({"port": 70000}, "port=70000"),
         ({"pushgateway": "127.0.0.1:9091"}, 'write it like "http://127.0.0.1:9091"'),
         ({"pushgateway": "http://host:port"}, "is no address"),
