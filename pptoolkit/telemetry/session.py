@@ -3,6 +3,7 @@
 Nothing here raises into training. What fails is said once and counted; the rest goes on.
 """
 
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 
