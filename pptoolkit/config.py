@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -72,7 +73,14 @@ class TelemetryConfig(_Section):
     port: Annotated[int, Field(ge=1, le=65535)] = 9100
     address: str = "127.0.0.1"
     sample_layers_every: Annotated[int, Field(ge=0)] = 1
-    pushgateway: Annotated[str, Field(pattern=r"^https?://[^\s/]+")] | None = None
+    pushgateway: str | None = None
+
+    @model_validator(mode="after")
+    def _is_an_address(self) -> "TelemetryConfig":
+        # Found here, before a rank starts; what a rank is told may also come from Python.
+        if self.pushgateway is not None and not re.match(r"https?://[^\s/]+", self.pushgateway):
+            raise ValueError(f'pushgateway={self.pushgateway!r} is no address; write it like "http://127.0.0.1:9091"')
+        return self
 
 
 class RunConfig(_Section):
