@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -84,10 +85,17 @@ class TelemetryConfig(_Section):
     token_file: str = ""
     token_env: str = ""
     sample_layers_every: Annotated[int, Field(ge=0)] = 1
-    pushgateway: Annotated[str, Field(pattern=r"^https?://[^\s/]+")] | None = None
+    pushgateway: str | None = None
     every: Positive = 1
     max_bytes: Annotated[int, Field(ge=0)] = 16 << 30
     clocks_s: Annotated[float, Field(gt=0)] = 30.0
+
+    @model_validator(mode="after")
+    def _is_an_address(self) -> "TelemetryConfig":
+        # Found here, before a rank starts; what a rank is told may also come from Python.
+        if self.pushgateway is not None and not re.match(r"https?://[^\s/]+", self.pushgateway):
+            raise ValueError(f'pushgateway={self.pushgateway!r} is no address; write it like "http://127.0.0.1:9091"')
+        return self
 
 
 class RunConfig(_Section):

@@ -89,6 +89,15 @@ def test_a_healthy_run_raises_no_critical_alert_and_every_rule_can_be_evaluated(
     assert watched.prometheus.query('ALERTS{run_id="live", alertstate="firing", severity="critical"}') == []
 
 
+def test_a_heartbeat_that_stands_still_raises_its_alert_with_a_summary_that_names_the_rank(watched: Watched) -> None:
+    def raised() -> list[str]:
+        alerts = watched.prometheus.get("alerts")["alerts"]
+        return [a["annotations"]["summary"] for a in alerts if a["labels"]["alertname"] == "PPToolkitHeartbeatLost"]
+
+    (summary,) = wait_until(raised, what="the alert of a rank whose heartbeat is from 1970")
+    assert summary.startswith("Rank 1 of run filled has given no sign of life for ")
+
+
 def test_a_run_that_ended_between_two_scrapes_left_its_last_values_in_its_directory_and_on_the_pushgateway(watched: Watched) -> None:
     for rank in (0, 1):
         text = watched.short.metrics_path(rank).read_text()

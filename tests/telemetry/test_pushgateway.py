@@ -8,6 +8,8 @@ from collections.abc import Callable
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
+from pptoolkit.config import RunConfig
+from pptoolkit.errors import ConfigError
 from pptoolkit.telemetry import RunDirectory, StepSummary
 from pptoolkit.telemetry.pushgateway import push_final
 from pptoolkit.telemetry.session import RankTelemetry
@@ -85,6 +87,12 @@ def test_a_gateway_that_refuses_or_hangs_is_one_warning_and_the_values_are_in_th
     assert "they are in " in message
     assert "training goes on" in message
     assert "pptoolkit_steps_total 1.0\n" in run.metrics_path(1).read_text()
+
+
+def test_a_wrong_address_in_a_job_file_is_found_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match=r'\[telemetry\] pushgateway=.localhost:9091. is no address; write it like "http://'):
+        RunConfig.from_dict({"telemetry": {"pushgateway": "localhost:9091"}}, where="job.toml")
+    assert RunConfig.from_dict({"telemetry": {"pushgateway": "https://gate"}}, where="job.toml").telemetry.pushgateway == "https://gate"
 
 
 def test_no_gateway_at_all_is_one_warning(start: Start, caplog: pytest.LogCaptureFixture) -> None:
