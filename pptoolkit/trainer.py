@@ -188,6 +188,7 @@ class Trainer:
                     inputs, targets = source.batch(next(order))
                 agreed = self._one_step(inputs, targets, stop)
                 loss, stopped = agreed.loss, agreed.stop
+                self.pipeline.clock.resolve()
                 step_s = recorder.end_step() / 1e9
                 self.telemetry.step_done(
                     StepSummary(
