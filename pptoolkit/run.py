@@ -17,7 +17,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pptoolkit.analysis.accounting import account
+from pptoolkit.analysis.attempt import AttemptAccount, account_attempt
 from pptoolkit.analysis.clocks import RankClock, rank_clocks
+from pptoolkit.analysis.dropped import say_dropped
 from pptoolkit.analysis.layer_costs import LayerCosts, measure_layer_costs
 from pptoolkit.analysis.layer_table import write_layers
 from pptoolkit.analysis.links import LinkMeasure, measure_links
@@ -231,6 +234,10 @@ class _Derived:
         return rank_clocks(self._events)
 
     @cached_property
+    def attempt(self) -> tuple[AttemptAccount, ...]:
+        return account_attempt(self._events, self.scalars, account(self.steady))
+
+    @cached_property
     def links(self) -> tuple[LinkMeasure, ...]:
         probes = self._events.filter(pc.equal(self._events["op"], int(Op.PROBE))).to_pandas()
         return measure_links(self.steady, probes, uncertainty_ns=self.uncertainty_ns)
@@ -267,6 +274,7 @@ class _Derived:
                 links=self.links,
                 clock_uncertainty_ns=self.uncertainty_ns,
                 clocks=self.clocks,
+                attempt=self.attempt,
                 replay_error_ratio=self.replay_error_ratio,
                 missing=self.missing,
             )
@@ -287,27 +295,4 @@ class _Derived:
             found.append("run.json names no layers, so nothing can be planned from this run")
         if self.measured is not None:
             found += self.measured.layers.missing
-        return (*found, *_dropped(self._run.heartbeats()))
-
-
-_WHY_DROPPED = {
-    "buffer_full": "came faster than they could be written; raise telemetry.every",
-    "write_failed": "could not be written: the disk was full or the directory not writable",
-    "invalid": "were no events",
-    "sampling": "are of steps that telemetry.every leaves out",
-    "retention": "were removed with the oldest files to stay below telemetry.max_bytes",
-    "internal": "were lost by a fault of telemetry",
-}
-
-
-def _dropped(heartbeats: list[Heartbeat]) -> list[str]:
-    """Say what is not on disk, each reason once with its ranks."""
-    counts: dict[str, dict[int, int]] = {}
-    for beat in heartbeats:
-        for reason, count in beat.dropped_by_reason.items():
-            counts.setdefault(reason, {})[beat.rank] = count
-    notes = []
-    for reason, by_rank in counts.items():
-        ranks = ", ".join(map(str, sorted(by_rank)[:8])) + (" and more" if len(by_rank) > 8 else "")
-        notes.append(f"{sum(by_rank.values()):,} events of rank {ranks} {_WHY_DROPPED.get(reason, f'were dropped ({reason})')}")
-    return notes
+        return (*found, *say_dropped(self._run.heartbeats()))

@@ -1,6 +1,7 @@
 """The training loop: one step is data, the schedule, one agreement of all ranks, the optimizer."""
 
 import atexit
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from pptoolkit.progress import TrainingProgress
 from pptoolkit.run_setup import RunSetup
 from pptoolkit.telemetry import Op, RunDirectory, RunStatus, StepSummary
 from pptoolkit.telemetry.layout import RankLayout
+from pptoolkit.telemetry.process_start import process_start_ns
 from pptoolkit.telemetry.session import Telemetry
 from pptoolkit.telemetry.settings import TelemetrySettings
 
@@ -112,6 +114,7 @@ class Trainer:
             self._fail(error)
             raise
         self.step = 0
+        self._started = False  # the first step of the attempt is still to come
         self._status = RunStatus.RUNNING
         atexit.register(self.close)
 
@@ -175,6 +178,9 @@ class Trainer:
         order = batches(source.samples, source.batch_size, seed=self.seed, start_step=self.step, source=source.name)
         first, loss, stopped = self.step, float("nan"), False
         counts = self.pipeline.owns_last  # one rank of the pipeline counts the samples, so that sums over ranks are right
+        if not self._started:
+            self._started = True
+            recorder.record(Op.STARTUP, -1, -1, -1, process_start_ns(), time.monotonic_ns())
         with TrainingProgress(steps, start=self.step, shown=self._progress and self.world.rank == 0) as progress:
             while self.step < steps and not stopped:
                 recorder.begin_step(self.step)
@@ -182,6 +188,7 @@ class Trainer:
                     inputs, targets = source.batch(next(order))
                 agreed = self._one_step(inputs, targets, stop)
                 loss, stopped = agreed.loss, agreed.stop
+                self.pipeline.clock.resolve()
                 step_s = recorder.end_step() / 1e9
                 self.telemetry.step_done(
                     StepSummary(

@@ -35,6 +35,8 @@ def report(found: Report) -> RenderableType:
     parts: list[RenderableType] = [_headline(found)]
     if found.step_time is not None:
         parts += [_rates(found), _stages(found), _accounting(found)]
+        if found.attempt:
+            parts.append(_attempt(found))
         if found.links:
             parts.append(_links(found))
     if any(clock.offset_s for clock in found.clocks):
@@ -151,6 +153,17 @@ def _accounting(found: Report) -> RenderableType:
     )
     for rank in found.accounting:
         table.add_row(str(rank.rank), *(f"{_ms(rank.states[s])}\n{rank.states[s] / rank.wall_s:.1%}" for s in states), _ms(rank.wall_s))
+    return table
+
+
+def _attempt(found: Report) -> RenderableType:
+    names = list(found.attempt[0].parts)
+    table = _table(
+        "rank", *names, "= wall", "unattr.", title="where the attempt's time goes: seconds a rank, and its steps' unattributed share"
+    )
+    for rank in found.attempt:
+        row = (f"{rank.parts[name]:,.2f}" for name in names)
+        table.add_row(str(rank.rank), *row, f"{rank.wall_s:,.2f}", f"{rank.unattributed_ratio:.1%}")
     return table
 
 

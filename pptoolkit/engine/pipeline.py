@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pptoolkit.engine import micro_batch as mb
+from pptoolkit.engine.device_clock import make_device_clock
 from pptoolkit.engine.layers import Layer
 from pptoolkit.engine.randomness import LayerSeeder
 from pptoolkit.engine.runtime import InstrumentedRuntime, LossFunction
@@ -82,6 +83,7 @@ class Pipeline:
             for index in self.schedule.stages_of(self.rank)
         }
         self._loss, self._recorder, self._resident_bytes = loss, recorder, resident_bytes
+        self.clock = make_device_clock(device, recorder)
         self._train = self._runtime(self.schedule)
         self._forward_only: InstrumentedRuntime | None = None
         modules = {index: stage.module for index, stage in self.stages.items()}
@@ -204,6 +206,7 @@ class Pipeline:
             group_ranks=range(self.ranks),
             recorder=self._recorder,
             resident_bytes=self._resident_bytes,
+            clock=self.clock,
         )
 
     def _run(self, runtime: InstrumentedRuntime, count: int, inputs: Any, targets: Any, *, step: int, sampled: int, train: bool) -> float:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from pptoolkit.engine.device_clock import DeviceClock, HostClock
 from pptoolkit.engine.messages import Messages
 from pptoolkit.engine.stage import PooledStage
 from pptoolkit.engine.stage_module import LayerMarks
@@ -41,6 +42,7 @@ class InstrumentedRuntime(ScheduleRuntime):
         group_ranks: Global rank of each pipeline rank.
         recorder: Where events go.
         resident_bytes: Cheap reading of the process's memory, noted with each compute op.
+        clock: Times the compute ops; default: the host's.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class InstrumentedRuntime(ScheduleRuntime):
         group_ranks: Sequence[int],
         recorder: Recorder,
         resident_bytes: Callable[[], int],
+        clock: DeviceClock | None = None,
     ) -> None:
         super().__init__(list(stages), schedule.micro_batches, loss_fn=loss, scale_grads=False)  # type: ignore[no-untyped-call]
         quiet_runtime_log()
@@ -59,6 +62,7 @@ class InstrumentedRuntime(ScheduleRuntime):
         self._schedule, self._loss = schedule, loss
         self._rank = group_ranks[self.rank]
         self._recorder = recorder
+        self._clock = clock if clock is not None else HostClock(recorder)
         self._resident_bytes = resident_bytes
         self._messages = Messages(self._by_index, schedule, rank=self.rank, group_ranks=group_ranks, recorder=recorder)
         self._losses: dict[int, torch.Tensor] = {}
@@ -225,6 +229,7 @@ class _Timed:
 
     def __enter__(self) -> "_Timed":
         action = self._action
+        self._runtime._clock.mark()
         self.start_ns = time.monotonic_ns()
         self._runtime._recorder.in_flight = (_OP[action.kind], action.stage, action.micro_batch, self.start_ns)
         return self
@@ -245,7 +250,7 @@ class _Timed:
         runtime.compute_ns += self.end_ns - self.start_ns
         runtime._recorder.in_flight = None
         flags = Flag.SAMPLED if action.micro_batch == runtime._sampled else Flag.NONE
-        runtime._recorder.record(op, action.stage, action.micro_batch, -1, self.start_ns, self.end_ns, 0, runtime._resident_bytes(), flags)
+        runtime._clock.record(op, action.stage, action.micro_batch, -1, self.start_ns, self.end_ns, 0, runtime._resident_bytes(), flags)
 
 
 def _root(error: BaseException) -> BaseException:

@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from pptoolkit.analysis.accounting import RankAccount, account
+from pptoolkit.analysis.attempt import AttemptAccount
 from pptoolkit.analysis.bubbles import BubbleSummary, summarise_bubbles
 from pptoolkit.analysis.clocks import RankClock
 from pptoolkit.analysis.links import LinkMeasure
@@ -60,6 +61,7 @@ class Report:
     tokens_per_s: float | None
     bubble: BubbleSummary | None
     accounting: tuple[RankAccount, ...]
+    attempt: tuple[AttemptAccount, ...]
     stages: tuple[StageRow, ...]
     links: tuple[LinkMeasure, ...]
     verdict: Verdict | None
@@ -92,6 +94,7 @@ class Report:
             "tokens_per_s": self.tokens_per_s,
             "bubble": self.bubble.to_dict() if self.bubble else None,
             "accounting": [rank.to_dict() for rank in self.accounting],
+            "attempt": [rank.to_dict() for rank in self.attempt],
             "stages": [stage.to_dict() for stage in self.stages],
             "links": [link.to_dict() for link in self.links],
             "verdict": self.verdict.to_dict() if self.verdict else None,
@@ -113,6 +116,7 @@ class ReportSources:
     links: tuple[LinkMeasure, ...]
     clock_uncertainty_ns: dict[int, int]
     clocks: tuple[RankClock, ...]
+    attempt: tuple[AttemptAccount, ...]
     replay_error_ratio: float | None
     missing: tuple[str, ...]
 
@@ -145,6 +149,7 @@ def build_report(sources: ReportSources) -> Report:
         tokens_per_s=tokens / step_time.median if step_time and tokens else None,
         bubble=summarise_bubbles(steady, schedule_ratio=equal_stages_bubble_ratio(info, stages)),
         accounting=account(steady),
+        attempt=sources.attempt,
         stages=stages,
         links=sources.links,
         verdict=judge(steady, info) if steady.count else None,
