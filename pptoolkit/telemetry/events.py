@@ -17,7 +17,9 @@ class Op(IntEnum):
     BACKWARD_WEIGHT = 3
     RECV = 4  # the blocked wait for a tensor; peer is the stage it comes from
     SEND = 5  # handing a tensor to the transport; peer is the stage it goes to
-    REDUCE = 6  # collectives: gradients, norms, losses
+    # Collectives: gradients, norms, losses. stage -1: all ranks; stage and peer the same: the replicas of that stage; two different
+    # stages: these two in one replica (tied weights); a stage and peer -1: within the rank.
+    REDUCE = 6
     OPTIMIZER = 7
     DATA = 8
     CHECKPOINT = 9
@@ -30,6 +32,7 @@ class Op(IntEnum):
     RECV_POST = 16  # an instant: the receive buffer was handed to the transport
     SEND_WAIT = 17  # the blocked wait until a send has left
     PROBE = 18  # idle-link probe before step 0; bytes over (end - start), peer as in SEND; micro_batch -1
+    PAUSE = 24  # the process stood still: a garbage collection that was seen as such
 
 
 COMPUTE_OPS = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
