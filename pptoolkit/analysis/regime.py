@@ -7,8 +7,9 @@ judged by their medians, so that single bad steps are no change:
     . . . . . . . . . . . . . . . . . . |# # # # # # # # #
                                         change
 
-It is a change when the medians differ by more than :data:`LEAST_CHANGE` and by more than 4 times what the noise of the reference lets
-medians of that many steps differ. The place is then the split of both windows with the smallest sum of absolute deviations.
+It is a change when, at three steps in a row, the medians differ by more than :data:`LEAST_CHANGE` and by more than 5 times what the noise
+of the reference lets medians of that many steps differ. The place is then the split of both windows with the smallest sum of absolute
+deviations.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from pptoolkit.telemetry.events import Op
 
 LEAST_CHANGE = 0.08
 RECENT, REFERENCE, LEAST_REFERENCE = 9, 60, 10
-_SIGMAS = 4.0
+_SIGMAS = 5.0
 _MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean, for normal noise: sqrt(pi / 2)
 _PASSES = {"forward": (int(Op.FORWARD),), "backward": BACKWARD_CODES}
 
@@ -124,7 +125,10 @@ def _first_alarm(values: Series) -> int | None:
     reference, spread = past.median(), (past.quantile(0.75) - past.quantile(0.25)) / 1.349
     count = series.shift(RECENT).rolling(REFERENCE, min_periods=LEAST_REFERENCE).count()
     error = _MEDIAN_ERROR * spread * np.sqrt(1 / RECENT + 1 / count)
-    alarm = ((recent - reference).abs() > np.maximum(LEAST_CHANGE * reference, _SIGMAS * error)).to_numpy()
+    far = ((recent - reference).abs() > np.maximum(LEAST_CHANGE * reference, _SIGMAS * error)).to_numpy()
+    # One look can be chance where noise has long tails; three in a row are not.
+    alarm = np.zeros_like(far)
+    alarm[2:] = far[2:] & far[1:-1] & far[:-2]
     return int(alarm.argmax()) if alarm.any() else None
 
 
