@@ -26,9 +26,10 @@ from pptoolkit.analysis.liveness import Liveness, RunState, judge_liveness
 from pptoolkit.analysis.steps import SteadySteps, steady_steps, step_windows
 from pptoolkit.analysis.timeline import build_timeline, clock_uncertainty_ns
 from pptoolkit.errors import PPToolkitError, RunError
+from pptoolkit.planner.measure import measure_step
 from pptoolkit.planner.predict import Predictor
 from pptoolkit.planner.report import Report, ReportSources, build_report
-from pptoolkit.planner.step_costs import MeasuredStep, measure_step
+from pptoolkit.planner.step_costs import MeasuredStep
 from pptoolkit.planner.suggest import NoChange, Suggestions, suggest
 from pptoolkit.telemetry import EventReader, Flag, Op, RunDirectory, RunInfo, ScalarReader
 from pptoolkit.telemetry.event_reader import READER_SCHEMA
