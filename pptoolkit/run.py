@@ -19,7 +19,9 @@ import pyarrow.compute as pc
 
 from pptoolkit.analysis.accounting import account
 from pptoolkit.analysis.attempt import AttemptAccount, account_attempt
+from pptoolkit.analysis.bubbles import COMPUTE_CODES
 from pptoolkit.analysis.clocks import RankClock, rank_clocks
+from pptoolkit.analysis.diagnosis import Diagnosis, compute_series, diagnose
 from pptoolkit.analysis.dropped import say_dropped
 from pptoolkit.analysis.layer_costs import LayerCosts, measure_layer_costs
 from pptoolkit.analysis.layer_table import write_layers
@@ -28,11 +30,12 @@ from pptoolkit.analysis.liveness import Liveness, RunState, judge_liveness
 from pptoolkit.analysis.steps import SteadySteps, steady_steps, step_windows
 from pptoolkit.analysis.timeline import build_timeline, clock_uncertainty_ns
 from pptoolkit.errors import PPToolkitError, RunError
+from pptoolkit.planner.measure import measure_step
 from pptoolkit.planner.predict import Predictor
 from pptoolkit.planner.report import Report, ReportSources, build_report
-from pptoolkit.planner.step_costs import MeasuredStep, measure_step
+from pptoolkit.planner.step_costs import MeasuredStep
 from pptoolkit.planner.suggest import NoChange, Suggestions, suggest
-from pptoolkit.telemetry import EventReader, Op, RunDirectory, RunInfo, ScalarReader
+from pptoolkit.telemetry import EventReader, Flag, Op, RunDirectory, RunInfo, ScalarReader
 from pptoolkit.telemetry.event_reader import READER_SCHEMA
 from pptoolkit.telemetry.heartbeat import Heartbeat, read_heartbeats
 
@@ -173,6 +176,11 @@ class Run:
         liveness = self.liveness()  # changes with the time of day; all the rest only when something new was read
         return replace(self._derived.report, state=liveness.state.value, message=liveness.reason or self.info.message)
 
+    def diagnosis(self) -> Diagnosis | None:
+        """Return why the run takes as long as it does, or None without usable steps."""
+        self.steady()
+        return self._derived.diagnosis
+
     def suggest(self) -> Suggestions:
         """Return what would make the run faster, or why nothing is suggested. Writes nothing."""
         self.steady()
@@ -277,8 +285,25 @@ class _Derived:
                 attempt=self.attempt,
                 replay_error_ratio=self.replay_error_ratio,
                 missing=self.missing,
+                diagnosis=self.diagnosis,
             )
         )
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis | None:
+        if not self.steady.count:
+            return None
+        return diagnose(self.steady, self._info, layers=self.measured.layers if self.measured else None, compute=self._compute)
+
+    @property
+    def _compute(self) -> pd.DataFrame:
+        """Compute by rank, step and op of the attempt that counts; a step of a first use is no part of a series."""
+        events, attempt = self._events, self.steady.attempt
+        chosen = pc.and_(pc.is_in(events["op"], pa.array(COMPUTE_CODES, pa.uint8())), pc.equal(events["attempt"], attempt))
+        rows = events.filter(chosen).select(["rank", "step", "op", "start_ns", "end_ns"]).to_pandas()
+        first = self._whole_steps
+        fresh = first.loc[(first["flags"] & int(Flag.FIRST_USE)) > 0, "step"].unique()
+        return compute_series(rows[~rows["step"].isin(fresh)])
 
     @cached_property
     def missing(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from pptoolkit.cli import collect, demo, monitoring, read, serve, train
+from pptoolkit.cli import collect, demo, foreign, monitoring, read, serve, simulate, train
 from pptoolkit.cli.screen import show_error
 from pptoolkit.errors import PPToolkitError
 
@@ -26,6 +26,8 @@ app.command("report")(read.report)
 app.command("suggest")(read.suggest)
 app.command("apply")(read.apply)
 app.command("compare")(read.compare)
+app.command("simulate")(simulate.simulate)
+app.command("import")(foreign.import_run)
 app.command("dashboard")(serve.dashboard)
 app.command("collect")(collect.collect)
 app.command("demo")(demo.demo)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from pptoolkit.analysis.clocks import RankClock
 from pptoolkit.analysis.statistics import Interval
+from pptoolkit.cli.render_diagnosis import diagnosis
 from pptoolkit.planner.compare import Comparison, PredictionCheck
 from pptoolkit.planner.report import Report
 from pptoolkit.planner.suggest import Suggestion, Suggestions
@@ -41,9 +42,7 @@ def report(found: Report) -> RenderableType:
             parts.append(_links(found))
     if any(clock.offset_s for clock in found.clocks):
         parts.append(_clocks(found.clocks))
-    if found.verdict is not None:
-        label = f"bottleneck: stage {found.verdict.stage}" if found.verdict.stage is not None else "no bottleneck"
-        parts.append(Text.assemble((label, "bold"), f": {found.verdict.evidence}"))
+    parts += diagnosis(found)
     if found.prediction is not None:
         parts.append(Text(f"this run's plan: {_prediction(found.prediction)}"))
     parts += [Text(f"note: {sentence}", style="yellow") for sentence in found.missing]

@@ -7,7 +7,7 @@ The interval adds four independent parts in quadrature:
   layers   what is unsure about the layers that change stage, times the micro-batches (a stage's sum is known, how it is shared is not)
   steps    the spread of single steps: another run's conditions differ from this one's about as one step's do from another's
   replay   the replay error, because the correction may not carry over in full
-  model    :data:`MODEL_ERROR` of the prediction: what a simulation misses even when the replay fits
+  model    ``MeasuredStep.model_error`` of the prediction: what a simulation misses even when the replay fits
 
 The gain over the run's own plan is known better than the step time itself. Both plans are simulated with the same costs, so a
 machine that is slow today is slow for both, and a replay that misses by some share misses both by about that share. The interval
@@ -15,17 +15,17 @@ of the gain therefore leaves the spread of the steps out, and takes the replay e
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pptoolkit.errors import PlanError
 from pptoolkit.plan import Plan, Prediction
 from pptoolkit.planner.step_costs import MeasuredStep
-from pptoolkit.schedule import build_schedule
+from pptoolkit.schedule import Schedule, build_schedule
 from pptoolkit.simulator import Program, SimulatedStep, simulate
 
 MAX_REPLAY_ERROR = 0.10
-MODEL_ERROR = 0.015
+_UNKNOWN_FIXED_SHARE = 0.5  # as much of a layer's time as may not depend on the size of a micro-batch, where nobody measured it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,7 @@ class PredictedStep:
         bubble_ratio: Predicted bubble ratio of the pipeline.
         stage_compute_s: Median forward plus backward of one micro-batch, per stage.
         rank_compute_s: Mean compute of a step, per pipeline rank.
+        memory_bytes: Predicted peak of each pipeline rank; empty where the run does not tell what its layers hold.
     """
 
     plan: Plan
@@ -50,6 +51,7 @@ class PredictedStep:
     bubble_ratio: float
     stage_compute_s: tuple[float, ...]
     rank_compute_s: tuple[float, ...]
+    memory_bytes: tuple[int, ...] = ()
 
     def as_prediction(self, *, baseline_step_time_s: float) -> Prediction:
         """Return what a plan file keeps of it, beside the measured step time of the run it came from."""
@@ -67,14 +69,16 @@ class Predictor:
 
     Args:
         measured: The run's step.
+        resize: Predict other sizes of micro-batches too. Where the measurement does not tell the fixed part of a layer's time, it is
+            taken to be between none and half of it, and the interval says so.
 
     Raises:
         PlanError: If this release cannot build the run's schedule.
     """
 
-    def __init__(self, measured: MeasuredStep) -> None:
-        self.measured = measured
-        self._programs: dict[tuple[str, int], Program] = {}
+    def __init__(self, measured: MeasuredStep, *, resize: bool = False) -> None:
+        self.measured, self._resize = measured, resize
+        self._programs: dict[tuple[str, int, int, int], Program] = {}
         self._layers = len(measured.layers.layers)
         self._program(measured.plan)
 
@@ -108,13 +112,13 @@ class Predictor:
         """
         plan.check(self._layers)
         measured = self.measured.plan.micro_batches
-        if plan.micro_batches != measured:
+        if plan.micro_batches != measured and not self._resize:
             raise PlanError(
                 f"micro_batches={plan.micro_batches} differs from the {measured} of the measured run, whose layer costs hold for "
                 f"its size of micro-batch only; predict with micro_batches={measured}"
             )
         program = self._program(plan)
-        return simulate(program, self.measured.costs_under(plan, program.schedule))
+        return simulate(program, self.measured.costs_under(plan, program.schedule), memory=self.measured.memory_under(plan))
 
     def predict(self, plan: Plan) -> PredictedStep:
         """Return the predicted step of a plan.
@@ -130,24 +134,32 @@ class Predictor:
         half = self._half_width_s(plan, step_time_s)
         gain = 1.0 - step.step_time_s / self.replay_s
         half_gain = self._gain_half_width(plan, step_time_s, gain)
-        layer_s = self.measured.layers.compute_s
+        layer_s = [f + b for f, b in self.measured.layer_times(plan)]
+        shift = self._size_doubt_s(plan, step.step_time_s) * correction
         return PredictedStep(
             plan=plan,
             step_time_s=step_time_s,
-            low_s=step_time_s - half,
-            high_s=step_time_s + half,
+            low_s=step_time_s - half + min(shift, 0.0),
+            high_s=step_time_s + half + max(shift, 0.0),
             gain_ratio=gain,
-            gain_low_ratio=gain - half_gain,
-            gain_high_ratio=gain + half_gain,
+            gain_low_ratio=gain - half_gain - max(shift, 0.0) / self.measured.step_time.median,
+            gain_high_ratio=gain + half_gain - min(shift, 0.0) / self.measured.step_time.median,
             bubble_ratio=max(0.0, 1.0 - sum(step.compute_s) / (len(step.compute_s) * step_time_s)),
             stage_compute_s=tuple(math.fsum(layer_s[i] for i in layers) for layers in plan.stage_layers(self._layers)),
             rank_compute_s=step.compute_s,
+            memory_bytes=self.with_process(step.memory_high_water_bytes),
         )
+
+    def with_process(self, held: tuple[int, ...]) -> tuple[int, ...]:
+        """Return each rank's memory with what its process needs beside the layers, as measured; empty where that is not known."""
+        other = self.measured.other_bytes
+        usual = round(sum(other) / len(other)) if other else 0
+        return tuple(bytes_ + (other[rank] if len(other) == len(held) else usual) for rank, bytes_ in enumerate(held))
 
     def least_step_s(self, plan: Plan) -> float:
         """Return a step time that no simulation of the plan can fall below: the compute of its busiest rank."""
-        layer_s, ranks = self.measured.layers.compute_s, self._program(plan).schedule.stage_to_rank
-        busy = [0.0] * self.measured.ranks
+        layer_s, schedule = [f + b for f, b in self.measured.layer_times(plan)], self._program(plan).schedule
+        ranks, busy = schedule.stage_to_rank, [0.0] * schedule.ranks
         for stage, layers in enumerate(plan.stage_layers(self._layers)):
             busy[ranks[stage]] += math.fsum(layer_s[i] for i in layers)
         return max(busy) * plan.micro_batches * self.measured.mean_over_median
@@ -157,24 +169,50 @@ class Predictor:
         """Compute actions of a step of the run's own plan: the size of one simulation."""
         return len(self._program(self.measured.plan).actions)
 
+    def schedule(self, plan: Plan) -> Schedule:
+        """Return the schedule of a plan on the run's ranks."""
+        return self._program(plan).schedule
+
     def _program(self, plan: Plan) -> Program:
-        key = (plan.schedule, plan.stages)
+        total = self.measured.ranks * self.measured.plan.replicas
+        if total % plan.replicas:
+            raise PlanError(f"replicas={plan.replicas} do not divide the {total} ranks of the run; use a divisor of {total}")
+        key = (plan.schedule, plan.stages, plan.micro_batches, plan.replicas)
         if key not in self._programs:
-            schedule = build_schedule(
-                plan.schedule, ranks=self.measured.ranks, micro_batches=self.measured.plan.micro_batches, stages=plan.stages
-            )
+            schedule = build_schedule(plan.schedule, ranks=total // plan.replicas, micro_batches=plan.micro_batches, stages=plan.stages)
             self._programs[key] = Program(schedule)
         return self._programs[key]
 
+    def _size_doubt_s(self, plan: Plan, simulated_s: float) -> float:
+        """Return by how much the simulated step changes where a large part of each layer's time is the same for any micro-batch."""
+        if self.measured.size_ratio(plan) == 1.0 or self.measured.fixed_shares is not None:
+            return 0.0
+        shares = ((_UNKNOWN_FIXED_SHARE,) * 2,) * self._layers
+        costs = replace(self.measured, fixed_shares=shares).costs_under(plan, self.schedule(plan))
+        return simulate(self._program(plan), costs).step_time_s - simulated_s
+
     def _half_width_s(self, plan: Plan, step_time_s: float) -> float:
-        replay_s, model_s = abs(self.replay_error_ratio) * step_time_s, MODEL_ERROR * step_time_s
+        replay_s, model_s = abs(self.replay_error_ratio) * step_time_s, self.measured.model_error * step_time_s
         return math.hypot(self._moved_half_width_s(plan), self.measured.step_sigma_s, replay_s, model_s)
 
     def _gain_half_width(self, plan: Plan, step_time_s: float, gain: float) -> float:
-        if plan.cuts == self.measured.plan.cuts and plan.schedule == self.measured.plan.schedule:
+        if self._is_own(plan):
             return 0.0
         base_s = self.measured.step_time.median
-        return math.hypot(self._moved_half_width_s(plan) / base_s, self.replay_error_ratio * gain, MODEL_ERROR * step_time_s / base_s)
+        return math.hypot(
+            self._moved_half_width_s(plan) / base_s, self.replay_error_ratio * gain, self.measured.model_error * step_time_s / base_s
+        )
+
+    def _is_own(self, plan: Plan) -> bool:
+        """Whether the run did just this, so that there is nothing to be unsure about."""
+        own = self.measured.plan
+        return (plan.cuts, plan.schedule, plan.micro_batches, plan.replicas, plan.recompute) == (
+            own.cuts,
+            own.schedule,
+            own.micro_batches,
+            own.replicas,
+            own.recompute,
+        )
 
     def _moved_half_width_s(self, plan: Plan) -> float:
         """Return the uncertainty of a step from the layers that change stage."""

@@ -8,12 +8,17 @@ import pandas as pd
 from pptoolkit.analysis.accounting import RankAccount, account
 from pptoolkit.analysis.attempt import AttemptAccount
 from pptoolkit.analysis.bubbles import BubbleSummary, summarise_bubbles
+from pptoolkit.analysis.causes import BubbleCauses
 from pptoolkit.analysis.clocks import RankClock
+from pptoolkit.analysis.critical_path import CriticalPath
+from pptoolkit.analysis.diagnosis import Diagnosis
 from pptoolkit.analysis.links import LinkMeasure
+from pptoolkit.analysis.regime import RegimeChange
+from pptoolkit.analysis.slowdown import Slowdown
 from pptoolkit.analysis.stages import StageRow, equal_stages_bubble_ratio, stage_table
 from pptoolkit.analysis.statistics import Interval
 from pptoolkit.analysis.steps import SteadySteps
-from pptoolkit.analysis.verdict import Verdict, judge
+from pptoolkit.analysis.verdict import Verdict
 from pptoolkit.planner.compare import PredictionCheck, check_prediction, losses_by_step
 from pptoolkit.telemetry.run_info import RunInfo
 
@@ -35,6 +40,10 @@ class Report:
         step_time: Median step time, seconds.
         samples_per_s: Samples of all replicas per second; None if unknown.
         tokens_per_s: Tokens likewise.
+        causes: The bubble by cause; None where the steps could not be replayed.
+        slowdown: Against steps without stragglers; None as above.
+        critical_path: Of a typical step; None as above.
+        changes: Where a rank became slower or faster in the middle of the run.
         clock_uncertainty_s: Per rank that measured its offset to rank 0, the median over its readings.
         clocks: Offset, uncertainty and drift of those ranks.
         replay_error_ratio: Simulated over measured step time of this run, less 1; None if it could not be replayed.
@@ -69,6 +78,10 @@ class Report:
     prediction: PredictionCheck | None
     clock_uncertainty_s: dict[int, float]
     clocks: tuple[RankClock, ...]
+    causes: BubbleCauses | None = None
+    slowdown: Slowdown | None = None
+    critical_path: CriticalPath | None = None
+    changes: tuple[RegimeChange, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the stable JSON form; ``version`` changes when a key changes its meaning."""
@@ -102,6 +115,10 @@ class Report:
             "prediction": self.prediction.to_dict() if self.prediction else None,
             "clock_uncertainty_s": {str(rank): seconds for rank, seconds in self.clock_uncertainty_s.items()},
             "clocks": [clock.to_dict() for clock in self.clocks],
+            "causes": self.causes.to_dict() if self.causes else None,
+            "slowdown": self.slowdown.to_dict() if self.slowdown else None,
+            "critical_path": self.critical_path.to_dict() if self.critical_path else None,
+            "changes": [change.to_dict() for change in self.changes],
         }
 
 
@@ -119,6 +136,7 @@ class ReportSources:
     attempt: tuple[AttemptAccount, ...]
     replay_error_ratio: float | None
     missing: tuple[str, ...]
+    diagnosis: Diagnosis | None = None
 
 
 def build_report(sources: ReportSources) -> Report:
@@ -128,12 +146,13 @@ def build_report(sources: ReportSources) -> Report:
     step_time = steady.step_time
     samples, tokens = _per_step(sources.scalars, steady, info)
     losses = losses_by_step(sources.scalars)
+    diagnosis = sources.diagnosis
     return Report(
         run_id=info.run_id,
         name=info.name,
         state=info.status.value,
         message=info.message,
-        missing=sources.missing,
+        missing=(*sources.missing, *(diagnosis.missing if diagnosis else ())),
         parent=info.parent,
         plan=info.plan,
         ranks=info.ranks,
@@ -152,11 +171,15 @@ def build_report(sources: ReportSources) -> Report:
         attempt=sources.attempt,
         stages=stages,
         links=sources.links,
-        verdict=judge(steady, info) if steady.count else None,
+        verdict=diagnosis.verdict if diagnosis else None,
         replay_error_ratio=sources.replay_error_ratio,
         prediction=check_prediction(info, step_time) if step_time else None,
         clock_uncertainty_s={rank: ns / 1e9 for rank, ns in sources.clock_uncertainty_ns.items()},
         clocks=sources.clocks,
+        causes=diagnosis.causes if diagnosis else None,
+        slowdown=diagnosis.slowdown if diagnosis else None,
+        critical_path=diagnosis.critical_path if diagnosis else None,
+        changes=diagnosis.changes if diagnosis else (),
     )
 
 

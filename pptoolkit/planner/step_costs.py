@@ -3,22 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import pandas as pd
-
-from pptoolkit.analysis.bubbles import COMPUTE_CODES
-from pptoolkit.analysis.layer_costs import LayerCosts, mean_over_median
-from pptoolkit.analysis.links import LinkMeasure
-from pptoolkit.analysis.statistics import Interval, robust_sigma
-from pptoolkit.analysis.steps import SteadySteps
+from pptoolkit.analysis.layer_costs import LayerCosts
+from pptoolkit.analysis.statistics import Interval
 from pptoolkit.plan import Plan
+from pptoolkit.planner.memory import STATE_PER_PARAMETER_BYTE, stage_memory
 from pptoolkit.schedule import ActionKind, Schedule
-from pptoolkit.simulator import Costs
-from pptoolkit.telemetry.events import Op
-from pptoolkit.telemetry.run_info import RunInfo
+from pptoolkit.simulator import Costs, MemoryCosts
 
-MIN_LINK_SAMPLES = 5
-_PIPELINE = (*COMPUTE_CODES, int(Op.RECV), int(Op.SEND))
-_BUSY = (*_PIPELINE, int(Op.SEND_WAIT), int(Op.DATA), int(Op.REDUCE), int(Op.OPTIMIZER), int(Op.CHECKPOINT))
+MODEL_ERROR = 0.015
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +44,13 @@ class MeasuredStep:
         send_s: Host time of handing over one message.
         action_overhead_s: Host time around one compute action.
         joined_end: Whether the ranks wait for each other at the end of a step.
+        batch_samples: Samples of a step over all replicas; 0 where they are not known.
+        fixed_shares: For each layer, the parts of its forward and backward that do not depend on the size of a micro-batch, in [0, 1];
+            None: not known, and taken as 0.
+        model_error: Share of a prediction that a simulation is taken to miss even when the replay fits.
+        state_bytes_ratio: Bytes of gradients and optimizer state to a byte of parameters.
+        other_bytes: Per pipeline rank, measured peak memory less what the layers explain: the process itself.
+        bandwidth: Bytes per second of a link; 0 where it is not known.
     """
 
     plan: Plan
@@ -65,6 +64,12 @@ class MeasuredStep:
     send_s: float
     action_overhead_s: float
     joined_end: bool
+    batch_samples: int = 0
+    fixed_shares: tuple[tuple[float, float], ...] | None = None
+    model_error: float = MODEL_ERROR
+    state_bytes_ratio: float = STATE_PER_PARAMETER_BYTE
+    other_bytes: tuple[int, ...] = ()
+    bandwidth: float = 0.0
 
     @property
     def ranks(self) -> int:
@@ -74,138 +79,98 @@ class MeasuredStep:
         """Return the simulator's costs of a step under ``plan``.
 
         The optimizer follows the parameters: a rank's own time, plus what the run took per byte for what the rank gains or loses.
-        A border's transfer follows the bytes that cross it.
+        A border's transfer follows the bytes that cross it. A layer's time follows the samples of a micro-batch, but for its fixed part. A
+        stage that recomputes runs its forward again before its backward. Replicas that the run did not have add a ring all-reduce of
+        the gradients, 2 (r - 1) / r times their bytes over the bandwidth (P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce
+        algorithms for clusters of workstations", J. Parallel Distrib. Comput. 69, 2009).
         """
         ranges = plan.stage_layers(len(self.layers.layers))
+        times = self.layer_times(plan)
         op_s = {}
         for stage, layers in enumerate(ranges):
-            forward = self.mean_over_median * sum(self.layers.layers[i].forward.median for i in layers)
-            backward = self.mean_over_median * sum(self.layers.layers[i].backward.median for i in layers)
+            forward = self.mean_over_median * sum(times[i][0] for i in layers)
+            backward = self.mean_over_median * sum(times[i][1] for i in layers)
+            again = forward if stage in plan.recompute else 0.0
+            again -= forward if stage in self.plan.recompute and plan.cuts == self.plan.cuts else 0.0  # measured with it
             op_s[stage, ActionKind.FORWARD] = forward
-            op_s[stage, ActionKind.BACKWARD] = backward
-            op_s[stage, ActionKind.BACKWARD_INPUT] = backward * self.backward_input_share
+            op_s[stage, ActionKind.BACKWARD] = max(0.0, backward + again)
+            op_s[stage, ActionKind.BACKWARD_INPUT] = max(0.0, backward * self.backward_input_share + again)
             op_s[stage, ActionKind.BACKWARD_WEIGHT] = backward * (1 - self.backward_input_share)
-        optimizer_s = self._optimizer_under(ranges, schedule)
+        sides = self._sides_under(schedule)
+        optimizer_s = self._optimizer_under(ranges, schedule, sides)
+        reduce_s = self._reduce_under(plan, ranges, schedule)
         return Costs(
             op_s=op_s,
-            transfer_s=self._transfers_under(ranges),
+            transfer_s=self._transfers_under(ranges, self.size_ratio(plan)),
             send_s=self.send_s,
             action_overhead_s=self.action_overhead_s,
-            before_s={rank: side.before_s for rank, side in enumerate(self.sides)},
-            after_s={rank: side.after_s + optimizer_s[rank] for rank, side in enumerate(self.sides)},
+            before_s={rank: side.before_s for rank, side in enumerate(sides)},
+            after_s={rank: side.after_s + optimizer_s[rank] + reduce_s[rank] for rank, side in enumerate(sides)},
             joined_end=self.joined_end,
         )
 
-    def _optimizer_under(self, ranges: Sequence[range], schedule: Schedule) -> list[float]:
+    def size_ratio(self, plan: Plan) -> float:
+        """Return the samples of a micro-batch under ``plan`` over those of the run's own."""
+        return self.plan.micro_batches * self.plan.replicas / (plan.micro_batches * plan.replicas)
+
+    def layer_times(self, plan: Plan) -> list[tuple[float, float]]:
+        """Return forward and backward seconds of each layer for a micro-batch of ``plan``."""
+        ratio = self.size_ratio(plan)
+        shares = self.fixed_shares or ((0.0, 0.0),) * len(self.layers.layers)
+        return [
+            (layer.forward.median * (f + (1 - f) * ratio), layer.backward.median * (b + (1 - b) * ratio))
+            for layer, (f, b) in zip(self.layers.layers, shares, strict=True)
+        ]
+
+    def memory_under(self, plan: Plan) -> MemoryCosts | None:
+        """Return bytes per stage under ``plan``; None where the run does not tell what its layers hold."""
+        return stage_memory(self.layers, plan, size_ratio=self.size_ratio(plan), state_bytes_ratio=self.state_bytes_ratio)
+
+    def _sides_under(self, schedule: Schedule) -> tuple[RankSides, ...]:
+        """Return what each rank does around its actions; with another number of ranks, what they did on average."""
+        if schedule.ranks == len(self.sides):
+            return self.sides
+        count = len(self.sides)
+        mean = RankSides(
+            before_s=sum(side.before_s for side in self.sides) / count,
+            after_s=sum(side.after_s for side in self.sides) / count,
+            optimizer_s=0.0,  # follows the bytes alone
+        )
+        return (mean,) * schedule.ranks
+
+    def _reduce_under(self, plan: Plan, ranges: Sequence[range], schedule: Schedule) -> list[float]:
+        if plan.replicas <= self.plan.replicas or not self.bandwidth:
+            return [0.0] * schedule.ranks
+        sizes = [layer.parameter_bytes for layer in self.layers.layers]
+        factor = 2 * (plan.replicas - 1) / plan.replicas / self.bandwidth
+        return [factor * sum(sizes[i] for stage in schedule.stages_of(rank) for i in ranges[stage]) for rank in range(schedule.ranks)]
+
+    def _optimizer_under(self, ranges: Sequence[range], schedule: Schedule, sides: Sequence[RankSides]) -> list[float]:
         sizes = [layer.parameter_bytes for layer in self.layers.layers]
         per_byte = sum(side.optimizer_s for side in self.sides) / sum(sizes) if sum(sizes) else 0.0
         old_ranges = self.plan.stage_layers(len(sizes))
+        same_ranks = schedule.ranks == len(self.sides)
         seconds = []
-        for rank, side in enumerate(self.sides):
+        for rank, side in enumerate(sides):
             new = sum(sizes[i] for stage in schedule.stages_of(rank) for i in ranges[stage])
             # The run's own placement has as many stages; under another number of stages only the bytes per rank count.
-            old = sum(sizes[i] for stage in schedule.stages_of(rank) if stage < len(old_ranges) for i in old_ranges[stage])
+            old = sum(sizes[i] for stage in schedule.stages_of(rank) if same_ranks and stage < len(old_ranges) for i in old_ranges[stage])
             seconds.append(max(0.0, side.optimizer_s + per_byte * (new - old)))
         return seconds
 
-    def _transfers_under(self, ranges: Sequence[range]) -> dict[tuple[int, int], float]:
+    def _transfers_under(self, ranges: Sequence[range], size_ratio: float) -> dict[tuple[int, int], float]:
+        """Return the transfer over each border; over one that the run did not have, what the run's borders take on average."""
         sizes = [layer.boundary_bytes for layer in self.layers.layers]
+        old_ranges = self.plan.stage_layers(len(sizes))
+        measured = [s for s in self.transfer_s.values() if s > 0]
+        usual_s = sum(measured) / len(measured) if measured else 0.0
+        crossing = [sizes[old.stop - 1] for old in old_ranges[:-1]]
+        usual_bytes = sum(crossing) / len(crossing) if crossing else 0
         transfers = {}
-        for border, (new, old) in enumerate(zip(ranges[:-1], self.plan.stage_layers(len(sizes))[:-1], strict=False)):
-            before, after = sizes[old.stop - 1], sizes[new.stop - 1]
-            factor = after / before if before and after else 1.0
+        for border, new in enumerate(ranges[:-1]):
+            known = border < len(crossing)
+            before, after = (crossing[border] if known else usual_bytes), sizes[new.stop - 1]
+            factor = size_ratio * (after / before if before and after else 1.0)
             for key in ((border, border + 1), (border + 1, border)):
-                transfers[key] = self.transfer_s.get(key, 0.0) * factor
+                transfers[key] = (self.transfer_s.get(key, 0.0) if known else usual_s) * factor
         return transfers
-
-
-def measure_step(steady: SteadySteps, info: RunInfo, layers: LayerCosts, links: Sequence[LinkMeasure]) -> MeasuredStep:
-    """Return what the usable steps of a run are made of; there must be at least one."""
-    step_time = steady.step_time
-    assert step_time is not None, "the caller has usable steps"
-    ranks = max(info.stage_to_rank) + 1
-    spans = _rank_spans(steady)
-    sends = steady.events[steady.events["op"] == int(Op.SEND)]
-    send_s = float((sends["end_ns"] - sends["start_ns"]).median() / 1e9) if len(sends) else 0.0
-    return MeasuredStep(
-        plan=info.read_plan(),
-        step_time=step_time,
-        step_sigma_s=robust_sigma(steady.step_times_s),
-        layers=layers,
-        mean_over_median=mean_over_median(steady),
-        backward_input_share=_backward_input_share(steady),
-        sides=_sides(spans, ranks),
-        # A measured transfer begins with the send; the simulator's begins when the sender is done with handing over.
-        transfer_s={(link.src_stage, link.dst_stage): max(0.0, _transfer(link) - send_s) for link in links},
-        send_s=send_s,
-        action_overhead_s=_action_overhead(spans),
-        joined_end=bool((steady.events["op"] == int(Op.REDUCE)).any()),
-    )
-
-
-def _transfer(link: LinkMeasure) -> float:
-    if link.transfer is not None and link.samples >= MIN_LINK_SAMPLES:
-        return link.transfer.median
-    # Too few receives blocked to see the link at work; the probe saw it idle, and a link that nobody waited for matters little.
-    return link.probe_s or 0.0
-
-
-def _rank_spans(steady: SteadySteps) -> pd.DataFrame:
-    """Return one row per (rank, step), in seconds: before, inside and after the rank's actions, and what fills them."""
-    events = steady.events.assign(seconds=(steady.events["end_ns"] - steady.events["start_ns"]) / 1e9)
-    key = [events["rank"], events["step"]]
-    op = events["op"]
-    whole = events[op == int(Op.STEP)].groupby(["rank", "step"])[["start_ns", "end_ns"]].max()
-    actions = events[op.isin(_PIPELINE)].groupby(["rank", "step"]).agg(first_ns=("start_ns", "min"), last_ns=("end_ns", "max"))
-    spans = whole.join(actions, how="inner")
-    first = spans["first_ns"].reindex(pd.MultiIndex.from_arrays(key)).to_numpy()
-    last = spans["last_ns"].reindex(pd.MultiIndex.from_arrays(key)).to_numpy()
-    before, after = (events["end_ns"] <= first).to_numpy(), (events["start_ns"] >= last).to_numpy()
-
-    def total(chosen: "pd.Series[bool]") -> "pd.Series[float]":
-        return events[chosen].groupby(["rank", "step"])["seconds"].sum().reindex(spans.index, fill_value=0.0)
-
-    reduce_, waits = op == int(Op.REDUCE), op == int(Op.SEND_WAIT)
-    inside_s = (spans["last_ns"] - spans["first_ns"]) / 1e9
-    spans["before_s"] = (spans["first_ns"] - spans["start_ns"]) / 1e9
-    spans["after_s"] = (spans["end_ns"] - spans["last_ns"]) / 1e9
-    spans["reduce_before_s"], spans["reduce_after_s"] = total(reduce_ & before), total(reduce_ & after)
-    spans["send_wait_after_s"] = total(waits & after)
-    spans["optimizer_after_s"] = total((op == int(Op.OPTIMIZER)) & after)
-    spans["idle_inside_s"] = (inside_s - total(op.isin(_BUSY) & ~before & ~after)).clip(lower=0.0)
-    spans["actions"] = events[op.isin(COMPUTE_CODES)].groupby(["rank", "step"]).size().reindex(spans.index, fill_value=0)
-    return spans
-
-
-def _sides(spans: pd.DataFrame, ranks: int) -> tuple[RankSides, ...]:
-    # A collective lasts for the rank that comes last; the others' longer time is waiting for it.
-    collective = {name: float(spans[name].groupby("step").min().median()) for name in ("reduce_before_s", "reduce_after_s")}
-    before = spans["before_s"] - spans["reduce_before_s"]
-    after = spans["after_s"] - spans["reduce_after_s"] - spans["send_wait_after_s"] - spans["optimizer_after_s"]
-    pipeline_rank = spans.index.get_level_values("rank") % ranks
-
-    def median(values: "pd.Series[float]", rank: int) -> float:
-        mine = values[pipeline_rank == rank]
-        return max(0.0, float(mine.median())) if len(mine) else 0.0
-
-    return tuple(
-        RankSides(
-            before_s=median(before, rank) + collective["reduce_before_s"],
-            after_s=median(after, rank) + collective["reduce_after_s"],
-            optimizer_s=median(spans["optimizer_after_s"], rank),
-        )
-        for rank in range(ranks)
-    )
-
-
-def _action_overhead(spans: pd.DataFrame) -> float:
-    busy = spans[spans["actions"] > 0]
-    return float((busy["idle_inside_s"] / busy["actions"]).median()) if len(busy) else 0.0
-
-
-def _backward_input_share(steady: SteadySteps) -> float:
-    op = steady.events["op"]
-    seconds = (steady.events["end_ns"] - steady.events["start_ns"]).astype(float)
-    whole = float(seconds[op == int(Op.BACKWARD_INPUT)].sum())
-    weight = float(seconds[op == int(Op.BACKWARD_WEIGHT)].sum())
-    return whole / (whole + weight) if whole + weight > 0 else 0.5

@@ -17,7 +17,9 @@ class Op(IntEnum):
     BACKWARD_WEIGHT = 3
     RECV = 4  # the blocked wait for a tensor; peer is the stage it comes from
     SEND = 5  # handing a tensor to the transport; peer is the stage it goes to
-    REDUCE = 6  # collectives: gradients, norms, losses
+    # Collectives: gradients, norms, losses. stage -1: all ranks; stage and peer the same: the replicas of that stage; two different
+    # stages: these two in one replica (tied weights); a stage and peer -1: within the rank.
+    REDUCE = 6
     OPTIMIZER = 7
     DATA = 8
     CHECKPOINT = 9
@@ -31,6 +33,7 @@ class Op(IntEnum):
     SEND_WAIT = 17  # the blocked wait until a send has left
     PROBE = 18  # idle-link probe before step 0; bytes over (end - start), peer as in SEND; micro_batch -1
     STARTUP = 19  # from the start of the process to the first step of the attempt
+    PAUSE = 24  # the process stood still: a garbage collection that was seen as such
 
 
 # These belong to no step in particular, or to the whole attempt: kept when steps are sampled, carried on when old files go.

@@ -69,6 +69,7 @@ class RunInfo(_Record):
         ranks: Processes over all replicas.
         schedule_bubble_ratio: What the schedule alone leaves idle with equal stages, in [0, 1].
         parent: The run whose suggestion this run applies.
+        blocking_links: Both ends of a message wait for each other, as in a rendezvous, instead of the receiver alone.
     """
 
     schema_version: int = Field(default=RUN_SCHEMA_VERSION, alias="schema")
@@ -100,6 +101,7 @@ class RunInfo(_Record):
     hosts: tuple[str, ...] = ()
     endpoints: tuple[Endpoint, ...] = ()
     device: str = "cpu"
+    blocking_links: bool = False
 
     @property
     def stages(self) -> int:

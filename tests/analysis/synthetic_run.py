@@ -1,7 +1,7 @@
 """Runs whose truth is known: simulated with given layer costs, written and read back like real ones."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +28,9 @@ class Truth:
         sampling_cost: How much longer an op takes whose layers are timed, as a ratio.
         first_step_factor: How much slower the first step is.
         optimizer_s_per_mb: Optimizer time per million bytes of parameters.
+        link_s: Transfer times of single links, by (source stage, destination stage), in place of ``transfer_s``.
+        op_factor: Called with (step, action): times as long as usual.
+        op_extra_s: Called with (step, action): seconds longer than usual.
     """
 
     forward_s: Sequence[float]
@@ -53,6 +56,9 @@ class Truth:
     clock_uncertainty_ns: int = 2_000
     silent_ranks: Sequence[int] = ()
     loss_shift: float = 0.0
+    link_s: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    op_factor: Callable[[int, Action], float] = lambda _step, _action: 1.0
+    op_extra_s: Callable[[int, Action], float] = lambda _step, _action: 0.0
 
     @property
     def layers(self) -> int:
@@ -82,12 +88,14 @@ def costs_of(truth: Truth, cuts: Sequence[int]) -> Costs:
     for stage, layers in enumerate(ranges):
         op_s[stage, ActionKind.FORWARD] = sum(truth.forward_s[i] for i in layers)
         op_s[stage, ActionKind.BACKWARD] = sum(truth.backwards[i] for i in layers)
+        for half in (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT):
+            op_s[stage, half] = op_s[stage, ActionKind.BACKWARD] / 2
     stages = len(ranges)
     links = [(a, a + 1) for a in range(stages - 1)] + [(a + 1, a) for a in range(stages - 1)]
     after = {s: truth.after_s + truth.optimizer_s_per_mb * sum(truth.sizes[i] for i in layers) / 1e6 for s, layers in enumerate(ranges)}
     return Costs(
         op_s=op_s,
-        transfer_s=dict.fromkeys(links, truth.transfer_s),
+        transfer_s={**dict.fromkeys(links, truth.transfer_s), **truth.link_s},
         send_s=truth.send_s,
         action_overhead_s=truth.action_overhead_s,
         before_s={0: truth.data_s},
@@ -160,7 +168,8 @@ def _costs_of_step(truth: Truth, base: Costs, program: Program, step: int, sampl
     overrides: dict[Action, float] = {}
     for action in program.actions:
         factor = slow * (1 + truth.sampling_cost if action.micro_batch == sampled else 1.0) * max(0.1, generator.gauss(1.0, truth.noise))
-        overrides[action] = base.duration_s(action.stage, action.kind) * factor
+        factor *= truth.op_factor(step, action)
+        overrides[action] = base.duration_s(action.stage, action.kind) * factor + truth.op_extra_s(step, action)
     return Costs(
         op_s=base.op_s,
         overrides=overrides,
