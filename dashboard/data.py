@@ -14,16 +14,20 @@ from typing import TypeVar
 import pandas as pd
 
 from dashboard.brief import Brief, build_brief
+from dashboard.simulated import ideal_step, mean_passes
 from dashboard.timeline_message import Scene
 from dashboard.window import Lane, lanes_of
 from pptoolkit.analysis.liveness import Liveness, RunState
 from pptoolkit.errors import PPToolkitError
 from pptoolkit.planner.compare import Comparison, compare, losses_by_step
+from pptoolkit.planner.predict import Predictor
 from pptoolkit.planner.report import Report
 from pptoolkit.planner.step_costs import MeasuredStep
 from pptoolkit.planner.suggest import Suggestions
 from pptoolkit.run import Run
+from pptoolkit.simulator import SimulatedStep
 from pptoolkit.telemetry import RunInfo, list_runs
+from pptoolkit.telemetry.event_reader import Skipped
 from pptoolkit.telemetry.heartbeat import Heartbeat
 
 POLL_EVERY_S = 0.25
@@ -121,6 +125,36 @@ class WatchedRun:
 
     def measured_step(self) -> MeasuredStep | None:
         return self._keep("measured", self._run.measured_step)
+
+    def predictor(self) -> Predictor | None:
+        """Return what predicts plans from this run, or None without usable steps or with a schedule that cannot be built."""
+        return self._keep("predictor", self._predictor)
+
+    def _predictor(self) -> Predictor | None:
+        measured = self._run.measured_step()
+        if measured is None:
+            return None
+        try:
+            return Predictor(measured)
+        except PPToolkitError:
+            return None
+
+    def ideal_step(self, *, own_medians: bool) -> SimulatedStep | None:
+        """Return the run's step as it would be without jitter, or, with equal stages and free links, as its schedule is by itself."""
+        predictor = self.predictor()
+        if predictor is None:
+            return None
+        plan = predictor.measured.plan
+        own = predictor.simulate(plan)
+        if own_medians:
+            return own
+        forward_s, backward_s = mean_passes(own.costs, plan.stages)
+        return ideal_step(own.program.schedule, forward_s=forward_s, backward_s=backward_s)
+
+    def skipped(self) -> Skipped:
+        """Return what could not be read of the events."""
+        with self._lock:
+            return self._run.skipped
 
     def steady_events(self) -> pd.DataFrame:
         """Return the events of the usable steps."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboard.charts.numbers import duration
+from dashboard.charts.numbers import duration, size
 from dashboard.charts.palette import INK
 from dashboard.data import Catalogue, Unreadable, WatchedRun
 from pptoolkit.analysis.liveness import RunState
@@ -88,7 +88,8 @@ def choose_run(title: str, what: str) -> WatchedRun | None:
 
 def _chosen(key: str) -> None:
     st.session_state["run"] = st.session_state[key]
-    st.query_params.pop("step", None)  # it was a step of another run
+    for name in ("step", "window"):  # they were of another run
+        st.query_params.pop(name, None)
 
 
 def say(icon: str, sentence: str, detail: str = "") -> None:
@@ -133,6 +134,15 @@ def refresh(run: WatchedRun) -> bool:
 def refresh_every(run: WatchedRun) -> float:
     """Return the seconds between refreshes of a run's page: an ended run may still be continued, but need not be asked often."""
     return REFRESH_S if run.is_live() else 5 * REFRESH_S
+
+
+def loss_badges(run: WatchedRun) -> None:
+    """Say what of the telemetry is missing; nothing where all is there."""
+    dropped, skipped = sum(beat.dropped for beat in run.heartbeats()), run.skipped()
+    if dropped:
+        st.badge(f"{dropped:,} events dropped", icon=":material/data_loss_prevention:", color="orange")
+    if skipped.bytes:
+        st.badge(f"{size(skipped.bytes)} unreadable", icon=":material/broken_image:", color="orange")
 
 
 def state_badge(run: WatchedRun) -> None:

@@ -19,7 +19,6 @@ from pptoolkit.errors import TrainingError
 from pptoolkit.planner.compare import compare
 from pptoolkit.run import Run
 
-
 _MEASUREMENTS = 2  # a second one only where the first drowned in noise
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from pptoolkit.plan import Origin, Plan, Prediction, equal_layer_cuts, fingerprint_layers
 from pptoolkit.schedule import Action, ActionKind, build_schedule
-from pptoolkit.simulator import Costs, schedule_bubble_ratio, simulate_steps
+from pptoolkit.simulator import Costs, MemoryCosts, schedule_bubble_ratio, simulate_steps
 from pptoolkit.simulator.events import EventSettings, to_events
 from pptoolkit.telemetry import Attempt, Event, EventWriter, Flag, LayerFacts, Op, RunDirectory, RunInfo, RunStatus
 from pptoolkit.telemetry.json_files import replace_json
@@ -118,7 +118,7 @@ class SyntheticRun:
         if self.done == 0:
             self.set_status(RunStatus.RUNNING)
         simulated = simulate_steps(self._schedule, [self._costs() for _ in range(steps)])
-        settings = EventSettings(first_step=self.done, origin_ns=self._clock_ns, message_bytes=self._sizes())
+        settings = EventSettings(first_step=self.done, origin_ns=self._clock_ns, message_bytes=self._sizes(), memory=self._memory())
         events = to_events(simulated, settings)
         for writer, own in zip(self._writers, events, strict=True):
             writer.append([marked for event in own for marked in self._with_layers(event)])
@@ -178,6 +178,14 @@ class SyntheticRun:
         backward = sum(self.layers[i].backward_s for i in layers)
         parts = {ActionKind.FORWARD: forward, ActionKind.BACKWARD: backward}
         return parts.get(action.kind, backward / 2)
+
+    def _memory(self) -> MemoryCosts:
+        """Activations of a MiB a layer and micro-batch; parameters with gradients and two moments of the optimizer."""
+        stages = list(enumerate(self.plan.stage_layers(len(self.layers))))
+        return MemoryCosts(
+            activation_bytes={stage: len(layers) << 20 for stage, layers in stages},
+            static_bytes={stage: 16 * sum(self.layers[i].parameters for i in layers) for stage, layers in stages},
+        )
 
     def _sizes(self) -> dict[tuple[int, int], int]:
         return {(a, b): 1 << 18 for a in range(self.stages) for b in (a - 1, a + 1) if 0 <= b < self.stages}
