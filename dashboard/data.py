@@ -18,6 +18,7 @@ from dashboard.simulated import ideal_step, mean_passes
 from dashboard.timeline_message import Scene
 from dashboard.window import Lane, lanes_of
 from pptoolkit.analysis.liveness import Liveness, RunState
+from pptoolkit.analysis.timeline import clock_uncertainty_ns
 from pptoolkit.errors import PPToolkitError
 from pptoolkit.planner.compare import Comparison, compare, losses_by_step
 from pptoolkit.planner.predict import Predictor
@@ -150,6 +151,11 @@ class WatchedRun:
             return own
         forward_s, backward_s = mean_passes(own.costs, plan.stages)
         return ideal_step(own.program.schedule, forward_s=forward_s, backward_s=backward_s)
+
+    def clock_uncertainty_s(self) -> dict[int, float]:
+        """Return how exactly each rank's clock is known; ranks that never measured are left out."""
+        with self._lock:
+            return self._keep("clocks", lambda: {r: ns / 1e9 for r, ns in clock_uncertainty_ns(self._run.marks).items()}, lazily=False)
 
     def skipped(self) -> Skipped:
         """Return what could not be read of the events."""

@@ -31,7 +31,7 @@ def build_levels(timeline: pd.DataFrame, lanes: tuple[Lane, ...], *, origin_ns: 
     every = -(-len(lanes) // MOST_LANES)
     for row, lane in list(enumerate(lanes))[::every]:
         mine = timeline[timeline["rank"] == lane.rank]
-        for kind, (times, values) in ((IN_FLIGHT, _in_flight(mine)), (MEMORY, _memory(mine))):
+        for kind, (times, values) in ((IN_FLIGHT, in_flight(mine)), (MEMORY, _memory(mine))):
             inside = (times >= start_ns) & (times <= end_ns)
             if inside.any():
                 parts.append((kind, row, *_thinned(times[inside], values[inside], start_ns, end_ns)))
@@ -46,7 +46,7 @@ def build_levels(timeline: pd.DataFrame, lanes: tuple[Lane, ...], *, origin_ns: 
     return {name: columns[name].astype("<" + of) for name, of in LEVEL_COLUMNS}
 
 
-def _in_flight(events: pd.DataFrame) -> tuple[_Array, _Array]:
+def in_flight(events: pd.DataFrame) -> tuple[_Array, _Array]:
     """Return when the number of micro-batches in flight changes, and to what: each is from its forward's begin to its backward's end."""
     op = events["op"].to_numpy()
     begun = events["start_ns"].to_numpy()[op == int(Op.FORWARD)]

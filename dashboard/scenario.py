@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from dashboard.simulated import mean_passes
+from pptoolkit.errors import PPToolkitError
 from pptoolkit.planner.partition import minimax_cuts
 from pptoolkit.planner.step_costs import MeasuredStep
 from pptoolkit.schedule import FORWARD_ONLY, SCHEDULES, Schedule, build_schedule
 from pptoolkit.simulator import Costs, MemoryCosts, SimulatedStep, simulate
 from pptoolkit.simulator.costs import equal_costs
-from pptoolkit.errors import PPToolkitError
 
 PARTS = ("compute", "schedule", "imbalance", "links", "step edges")
 _OPTIMIZER_COPIES = 3  # gradients and two moments beside the parameters
@@ -101,8 +102,6 @@ def step_parts(measured: MeasuredStep, scenario: Scenario) -> Mapping[str, float
 
 
 def _equalised(costs: Costs, schedule: Schedule) -> Costs:
-    from dashboard.simulated import mean_passes
-
     forward_s, backward_s = mean_passes(costs, schedule.stages)
     return equal_costs(schedule.stages, forward_s=forward_s, backward_input_s=backward_s / 2, backward_weight_s=backward_s / 2)
 

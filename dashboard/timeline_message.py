@@ -74,13 +74,15 @@ class Panel:
 
     Args:
         max_height_px: Of the rows; more rows scroll.
-        plain: Without buttons, legend and overview: a second Gantt beside a first one.
+        still: A single step: without overview, and without buttons to follow or to go to another step.
+        plain: Without any buttons and legend: a second Gantt beside a first one.
         axis: What the time axis counts.
         reach_us: Length of the time axis at least, so that Gantts under each other have one scale.
         levels: Whether there is anything to draw under the rows.
     """
 
     max_height_px: int = MAX_HEIGHT_PX
+    still: bool = False
     plain: bool = False
     axis: str = "time in run"
     reach_us: float = 0.0
@@ -109,6 +111,7 @@ def build_message(scene: Scene, view: ViewState | None, jump: Jump, *, panel: Pa
         "last_step": int(scene.steps["step"].iloc[-1]),
         "max_height": panel.max_height_px,
         "plain": panel.plain,
+        "still": panel.still,
         "axis": panel.axis,
         "lanes": [_lane(lane, scene.silent) for lane in scene.lanes],
         "ops": {
@@ -116,7 +119,7 @@ def build_message(scene: Scene, view: ViewState | None, jump: Jump, *, panel: Pa
         },
         "bubble": BUBBLE_LABEL,
         "phases": _PHASES,
-        "overview": overview(scene.steps if not panel.plain else scene.steps.iloc[:0], scene.start_ns),
+        "overview": overview(scene.steps if not panel.still else scene.steps.iloc[:0], scene.start_ns),
         **words,
     }
     return encode(window, header, more)
@@ -185,7 +188,7 @@ def _around(steps: pd.DataFrame) -> tuple[int, int]:
 
 def overview(steps: pd.DataFrame, origin_ns: int, *, most: int = OVERVIEW_STEPS) -> dict[str, Sequence[Any]]:
     """Return all steps of the run in at most ``most`` columns; a column of several steps shows the slowest."""
-    every = -(-len(steps) // most)
+    every = max(1, -(-len(steps) // most))
     first = np.arange(0, len(steps), every)
     longest = np.maximum.reduceat(steps["step_time_s"].to_numpy(), first) if len(first) else np.zeros(0)
     last = np.minimum(first + every, len(steps)) - 1

@@ -85,6 +85,11 @@ class Run:
         """All events read so far, on the ranks' own clocks."""
         return self._read.events
 
+    @property
+    def marks(self) -> pa.Table:
+        """The few events that say when steps were, what the clocks showed and what the idle links can: STEP, CLOCK and PROBE."""
+        return self._read.marks
+
     def timeline(self, steps: tuple[int, int] | None = None) -> pd.DataFrame:
         """Return the events on rank 0's clock.
 

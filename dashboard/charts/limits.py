@@ -41,10 +41,13 @@ def limit_chart(bars: Sequence[Against], *, title: str, value: str, limit: str) 
             "mark": limit,
         }
     )
-    y = alt.Y("label:N", sort=labels, title=None, axis=alt.Axis(ticks=False, domain=False, labelLimit=260, labelPadding=8, labelOverlap=False))
+    y = alt.Y(
+        "label:N", sort=labels, title=None, axis=alt.Axis(ticks=False, domain=False, labelLimit=260, labelPadding=8, labelOverlap=False)
+    )
+    has_limit = any(bar.limit is not None for bar in bars)
     color = alt.Color(
         "kind:N",
-        scale=alt.Scale(domain=[value, limit], range=[RUN_COLORS[0], RUN_COLORS[1]]),
+        scale=alt.Scale(domain=[value, limit] if has_limit else [value], range=[RUN_COLORS[0], RUN_COLORS[1]]),
         legend=alt.Legend(title=None, orient="top", labelLimit=300, symbolType="square"),
     )
     tooltip = [
@@ -56,8 +59,10 @@ def limit_chart(bars: Sequence[Against], *, title: str, value: str, limit: str) 
     bar = alt.Chart(data).mark_bar(height={"band": 0.6}).encode(y=y, x=x_value, color=color, tooltip=tooltip)
     spread = alt.Chart(data).mark_rule(strokeWidth=2, opacity=0.8).encode(y=y, x=alt.X("low:Q", title=title), x2="high:Q")
     known = data[data["limit"].notna()]
-    tick = alt.Chart(known).mark_tick(thickness=4, size=24).encode(
-        y=y, x=alt.X("limit:Q", title=title), color=alt.Color("mark:N", scale=color["scale"]), tooltip=tooltip
+    tick = (
+        alt.Chart(known)
+        .mark_tick(thickness=4, size=24)
+        .encode(y=y, x=alt.X("limit:Q", title=title), color=alt.Color("mark:N", scale=color["scale"]), tooltip=tooltip)
     )
     layers = [bar, spread, tick] if len(known) else [bar, spread]
     return alt.LayerChart(layer=layers).properties(height=32 * len(labels) + 90)

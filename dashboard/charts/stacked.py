@@ -42,9 +42,8 @@ def stacked_chart(
     bars = list(order or dict.fromkeys(rows["row"]))
     parts = [part for part in colors if (rows["part"] == part).any()]
     data = rows.assign(middle=(rows["begin"] + rows["end"]) / 2, ink=[ink_on(colors[part]) for part in rows["part"]])
-    base = alt.Chart(data).encode(
-        y=alt.Y("row:N", sort=bars, title=None, axis=alt.Axis(ticks=False, domain=False, labelLimit=260, labelPadding=8, labelOverlap=False))
-    )
+    row_axis = alt.Axis(ticks=False, domain=False, labelLimit=260, labelPadding=8, labelOverlap=False)
+    base = alt.Chart(data).encode(y=alt.Y("row:N", sort=bars, title=None, axis=row_axis))
     marks = base.mark_bar(height={"band": 0.72}).encode(
         x=alt.X("begin:Q", title=title, scale=alt.Scale(nice=False, domainMin=0), axis=alt.Axis(tickCount=8)),
         x2="end:Q",
@@ -54,7 +53,11 @@ def stacked_chart(
             sort=parts,
             legend=alt.Legend(title=None, orient="top", labelLimit=300),
         ),
-        tooltip=[alt.Tooltip("row:N", title="what"), alt.Tooltip("part:N", title="part"), alt.Tooltip("value:Q", title=title, format=".4~g")],
+        tooltip=[
+            alt.Tooltip("row:N", title="what"),
+            alt.Tooltip("part:N", title="part"),
+            alt.Tooltip("value:Q", title=title, format=".4~g"),
+        ],
     )
     text = base.mark_text(fontSize=12, fontWeight=600).encode(x="middle:Q", text="text:N", color=alt.Color("ink:N", scale=None))
     return alt.LayerChart(layer=[marks, text]).properties(height=row_height * max(len(bars), 1) + 96)

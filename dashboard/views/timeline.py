@@ -103,7 +103,7 @@ def _beside(run: WatchedRun, scene: Scene, ideal: str) -> None:
             st.markdown(f":gray[measured, median] **{duration(median_s)}**", width="content")
         st.markdown(f":gray[bubble then] **{percent(step.bubble_ratio)}**", width="content")
     longest_us = 1e6 * float(scene.steps["step_time_s"].tail(1).iloc[0])
-    panel = Panel(plain=True, axis="time in step", reach_us=max(longest_us, simulated_us), levels=False, max_height_px=400)
+    panel = Panel(still=True, plain=True, axis="time in step", reach_us=max(longest_us, simulated_us), levels=False, max_height_px=400)
     key = f"gantt-ideal-{run.name}-{ideal}"
     jump = Jump(token=f"{ideal}/{panel.reach_us:.0f}", window_us=(0.0, panel.reach_us))
     gantt(build_message(other, last_view(key), jump, panel=panel), key=key)

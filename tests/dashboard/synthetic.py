@@ -120,6 +120,9 @@ class SyntheticRun:
         simulated = simulate_steps(self._schedule, [self._costs() for _ in range(steps)])
         settings = EventSettings(first_step=self.done, origin_ns=self._clock_ns, message_bytes=self._sizes(), memory=self._memory())
         events = to_events(simulated, settings)
+        if self.done == 0:
+            for rank, own in enumerate(events):
+                own[:0] = self._before_the_first_step(rank)
         for writer, own in zip(self._writers, events, strict=True):
             writer.append([marked for event in own for marked in self._with_layers(event)])
             writer.flush()
@@ -138,7 +141,8 @@ class SyntheticRun:
     def beat(self) -> None:
         now = time.time()
         for rank in range(self._schedule.ranks):
-            body = {"unix_s": now, "step": self.done, "op": "forward", "op_start_unix_s": now, "micro_batch": 0}
+            body = {"rank": rank, "host": "node0", "unix_s": now, "step": self.done, "op": "forward", "op_start_unix_s": now}
+            body |= {"stage": rank, "micro_batch": 0, "resident_bytes": 700 << 20, "host_cpu_ratio": 0.24}
             replace_json(self.directory.heartbeat_path(rank), body)
 
     def set_status(self, status: RunStatus, message: str = "") -> None:
@@ -189,6 +193,17 @@ class SyntheticRun:
 
     def _sizes(self) -> dict[tuple[int, int], int]:
         return {(a, b): 1 << 18 for a in range(self.stages) for b in (a - 1, a + 1) if 0 <= b < self.stages}
+
+    def _before_the_first_step(self, rank: int) -> list[Event]:
+        """What a rank measures before it trains: its clock against rank 0's, and the idle links to its neighbours."""
+        at = self._clock_ns - 50_000_000
+        found = [Event(-1, -1, -1, int(Op.CLOCK), -1, at, 0, 4_000 + 500 * rank, 0, 0)] if rank else []
+        for stage in self._schedule.stages_of(rank):
+            for peer in (stage - 1, stage + 1):
+                if 0 <= peer < self.stages and self.transfer_s > 0:
+                    end = at + round(0.8e9 * self.transfer_s)
+                    found.append(Event(-1, stage, -1, int(Op.PROBE), peer, at, end, 1 << 18, 0, 0))
+        return found
 
     def _with_layers(self, event: Event) -> list[Event]:
         """Time the layers of micro-batch 0 now and then, as the engine does: inside the op, in order."""

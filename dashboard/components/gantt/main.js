@@ -37,6 +37,7 @@ class Gantt {
     } else if (this.follow) this.view.set(...header.view);
     this.marks.selected = kept ? this.findAgain(kept) : -1;
     this.root.classList.toggle("plain", header.plain);
+    this.root.classList.toggle("still", header.still);
     fillLegend(this);
     if (!this.layout) this.drawNow();
     if (this.mouse) hover(this, this.mouse); // the mouse rests, what lies under it may have changed

@@ -7,9 +7,9 @@ const PATH_COLOR = { light: "#d4002a", dark: "#ff5c7a" };
 const AXIS = 40;
 const EDGE = 10;
 
-function layoutFor(width, { lanes: rows, max_height: maxHeight, plain }, panels) {
+function layoutFor(width, { lanes: rows, max_height: maxHeight, still }, panels) {
   const lanes = rows.length;
-  const overview = plain ? 0 : OVERVIEW;
+  const overview = still ? 0 : OVERVIEW;
   const room = maxHeight - overview - AXIS - 6;
   const row = Math.max(5, Math.min(lanes <= 4 ? 64 : 46, Math.floor(room / Math.max(lanes, 1))));
   const visible = Math.min(lanes * row, room);
