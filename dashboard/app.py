@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from dashboard.views import compare, rebalance, runs, stages, timeline
+from dashboard.views import compare, health, links, rebalance, runs, stages, timeline, what_if
 
 # A picture of our own: a named icon would be fetched from another host.
 ICON = (
@@ -20,8 +20,11 @@ def main() -> None:
         st.Page(runs.page, title="Runs", icon=":material/list:", url_path="runs", default=True),
         st.Page(timeline.page, title="Timeline", icon=":material/view_timeline:", url_path="timeline"),
         st.Page(stages.page, title="Stages", icon=":material/stacked_bar_chart:", url_path="stages"),
+        st.Page(links.page, title="Links and memory", icon=":material/swap_horiz:", url_path="links"),
         st.Page(rebalance.page, title="Rebalance", icon=":material/balance:", url_path="rebalance"),
         st.Page(compare.page, title="Compare", icon=":material/compare_arrows:", url_path="compare"),
+        st.Page(what_if.page, title="What-if", icon=":material/tune:", url_path="what-if"),
+        st.Page(health.page, title="Health", icon=":material/ecg_heart:", url_path="health"),
     ]
     st.session_state["pages"] = {page.url_path or "runs": page for page in pages}
     st.navigation(pages, position="top").run()

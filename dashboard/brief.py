@@ -7,13 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from pptoolkit.analysis.steps import STEADY_STEPS
-from pptoolkit.telemetry.events import COMPUTE_OPS
-
-_COMPUTE = pa.array([int(op) for op in COMPUTE_OPS], pa.uint8())
+from pptoolkit.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,41 +29,22 @@ class Brief:
     samples_per_s: float | None
 
 
-def usable_steps(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the steps that statistics may use: complete, past the first use, the newest of the latest attempt.
+def build_brief(run: Run, losses: pd.DataFrame) -> Brief:
+    """Return the brief of what was read so far.
 
     Args:
-        steps: As from :func:`pptoolkit.analysis.steps.step_windows`, in order of time.
+        run: The run.
+        losses: Step and loss, in order.
     """
-    usable = steps[steps["complete"] & ~steps["first_use"]]
-    newest: pd.DataFrame = usable[usable["attempt"] == usable["attempt"].max()].tail(STEADY_STEPS)
-    return newest
-
-
-def bubble_ratio(events: pa.Table, usable: pd.DataFrame, *, ranks: int) -> float | None:
-    """Return the median bubble ratio over the usable steps; None without any."""
-    if usable.empty:
-        return None
-    first, last, attempt = int(usable["step"].min()), int(usable["step"].max()), int(usable["attempt"].iloc[0])
-    wanted = pc.and_(
-        pc.is_in(events["op"], _COMPUTE), pc.and_(pc.greater_equal(events["step"], first), pc.less_equal(events["step"], last))
-    )
-    chosen = events.select(["step", "attempt", "start_ns", "end_ns"]).filter(pc.and_(wanted, pc.equal(events["attempt"], attempt)))
-    place = chosen["step"].to_numpy() - first
-    lengths = pc.subtract(chosen["end_ns"], chosen["start_ns"]).to_numpy()
-    compute_s = np.bincount(place, weights=lengths, minlength=last - first + 1)[usable["step"].to_numpy() - first] / 1e9
-    return float(np.median(1.0 - compute_s / (ranks * usable["step_time_s"].to_numpy())))
-
-
-def build_brief(events: pa.Table, steps: pd.DataFrame, scalars: pd.DataFrame, losses: pd.DataFrame, *, ranks: int) -> Brief:
-    """Return the brief of what was read so far."""
-    usable = usable_steps(steps)
+    steps, usable, scalars = run.steps(), run.usable_steps(), run.scalars()
+    bubbles = run.bubble_ratios(usable)
     step_time_s = float(usable["step_time_s"].median()) if len(usable) else None
-    counted = scalars.loc[scalars["step"].isin(usable["step"]) & (scalars["samples"] > 0)].groupby("step")["samples"].sum()
+    newest = scalars[scalars["step"] >= usable["step"].min()] if len(usable) else scalars.iloc[:0]
+    counted = newest.loc[newest["step"].isin(usable["step"]) & (newest["samples"] > 0)].groupby("step")["samples"].sum()
     return Brief(
-        steps_done=int(steps.loc[steps["complete"], "step"].nunique()),
+        steps_done=int(np.unique(steps["step"].to_numpy()[steps["complete"].to_numpy()]).size),
         loss=float(losses["loss"].iloc[-1]) if len(losses) else None,
         step_time_s=step_time_s,
-        bubble_ratio=bubble_ratio(events, usable, ranks=ranks),
+        bubble_ratio=float(np.median(bubbles)) if len(bubbles) else None,
         samples_per_s=float(counted.median()) / step_time_s if step_time_s and len(counted) else None,
     )

@@ -12,21 +12,24 @@ from pathlib import Path
 from typing import TypeVar
 
 import pandas as pd
-import pyarrow.compute as pc
 
 from dashboard.brief import Brief, build_brief
+from dashboard.simulated import ideal_step, mean_passes
 from dashboard.timeline_message import Scene
 from dashboard.window import Lane, lanes_of
 from pptoolkit.analysis.liveness import Liveness, RunState
-from pptoolkit.analysis.steps import step_windows
-from pptoolkit.analysis.timeline import build_timeline
+from pptoolkit.analysis.timeline import clock_uncertainty_ns
 from pptoolkit.errors import PPToolkitError
 from pptoolkit.planner.compare import Comparison, compare, losses_by_step
+from pptoolkit.planner.predict import Predictor
 from pptoolkit.planner.report import Report
 from pptoolkit.planner.step_costs import MeasuredStep
 from pptoolkit.planner.suggest import Suggestions
 from pptoolkit.run import Run
-from pptoolkit.telemetry import Op, RunInfo, list_runs
+from pptoolkit.simulator import SimulatedStep
+from pptoolkit.telemetry import RunInfo, list_runs
+from pptoolkit.telemetry.event_reader import Skipped
+from pptoolkit.telemetry.heartbeat import Heartbeat
 
 POLL_EVERY_S = 0.25
 ENDED = (RunState.FINISHED, RunState.FAILED, RunState.STOPPED)
@@ -61,6 +64,7 @@ class WatchedRun:
         self._born_s = self._run.info.created_unix_s
         self._version = 0
         self._polled_s = 0.0
+        self._beats: tuple[Heartbeat, ...] | None = None
         self._kept: dict[str, _Kept] = {}
 
     @property
@@ -82,11 +86,12 @@ class WatchedRun:
                 self._run = Run.open(self.path)
                 self._born_s, self._kept = self._run.info.created_unix_s, {}
                 self._run.poll()
+            self._beats = None
             self._polled_s = time.monotonic()
 
     def liveness(self) -> Liveness:
         with self._lock:
-            return self._run.liveness()
+            return self._run.liveness(heartbeats=self.heartbeats())
 
     def is_live(self) -> bool:
         """Whether more may come: then pages refresh."""
@@ -94,10 +99,16 @@ class WatchedRun:
 
     def last_sign_unix_s(self) -> float:
         """Return when a rank last gave a sign of life or finished a step; 0 if never."""
+        scalars = self.scalars()
+        beats = [beat.unix_s for beat in self.heartbeats()]
+        return max([*beats, float(scalars["unix_s"].iloc[-1]) if len(scalars) else 0.0], default=0.0)
+
+    def heartbeats(self) -> tuple[Heartbeat, ...]:
+        """Return the ranks' signs of life as they were at the last refresh."""
         with self._lock:
-            scalars = self._run.scalars()
-            beats = [beat.unix_s for beat in self._run.heartbeats()]
-        return max([*beats, float(scalars["unix_s"].max()) if len(scalars) else 0.0], default=0.0)
+            if self._beats is None:
+                self._beats = tuple(self._run.heartbeats())
+            return self._beats
 
     def brief(self) -> Brief:
         """Return the run in a few numbers, as of the last refresh."""
@@ -105,8 +116,7 @@ class WatchedRun:
             return self._keep("brief", self._brief, lazily=False)
 
     def _brief(self) -> Brief:
-        steps = self._keep("steps", self._steps, lazily=False)
-        return build_brief(self._run.events, steps, self._run.scalars(), self.losses(), ranks=self.info.ranks)
+        return build_brief(self._run, self.losses())
 
     def report(self) -> Report:
         return self._keep("report", self._run.report)
@@ -116,6 +126,41 @@ class WatchedRun:
 
     def measured_step(self) -> MeasuredStep | None:
         return self._keep("measured", self._run.measured_step)
+
+    def predictor(self) -> Predictor | None:
+        """Return what predicts plans from this run, or None without usable steps or with a schedule that cannot be built."""
+        return self._keep("predictor", self._predictor)
+
+    def _predictor(self) -> Predictor | None:
+        measured = self._run.measured_step()
+        if measured is None:
+            return None
+        try:
+            return Predictor(measured)
+        except PPToolkitError:
+            return None
+
+    def ideal_step(self, *, own_medians: bool) -> SimulatedStep | None:
+        """Return the run's step as it would be without jitter, or, with equal stages and free links, as its schedule is by itself."""
+        predictor = self.predictor()
+        if predictor is None:
+            return None
+        plan = predictor.measured.plan
+        own = predictor.simulate(plan)
+        if own_medians:
+            return own
+        forward_s, backward_s = mean_passes(own.costs, plan.stages)
+        return ideal_step(own.program.schedule, forward_s=forward_s, backward_s=backward_s)
+
+    def clock_uncertainty_s(self) -> dict[int, float]:
+        """Return how exactly each rank's clock is known; ranks that never measured are left out."""
+        with self._lock:
+            return self._keep("clocks", lambda: {r: ns / 1e9 for r, ns in clock_uncertainty_ns(self._run.marks).items()}, lazily=False)
+
+    def skipped(self) -> Skipped:
+        """Return what could not be read of the events."""
+        with self._lock:
+            return self._run.skipped
 
     def steady_events(self) -> pd.DataFrame:
         """Return the events of the usable steps."""
@@ -128,12 +173,20 @@ class WatchedRun:
 
     def losses(self) -> pd.DataFrame:
         """Return step and loss, one row a step that has one."""
-        frame: pd.DataFrame = losses_by_step(self.scalars()).rename("loss").rename_axis("step").reset_index()
+        with self._lock:
+            return self._keep("losses", self._losses, lazily=False)
+
+    def _losses(self) -> pd.DataFrame:
+        frame: pd.DataFrame = losses_by_step(self._run.scalars()).rename("loss").rename_axis("step").reset_index()
         return frame
 
     def step_times(self) -> pd.DataFrame:
         """Return step and step_time_s: the slowest rank's of each step."""
-        frame: pd.DataFrame = self.scalars().groupby("step", as_index=False)[["step_time_s"]].max()
+        with self._lock:
+            return self._keep("step times", self._step_times, lazily=False)
+
+    def _step_times(self) -> pd.DataFrame:
+        frame: pd.DataFrame = self._run.scalars().groupby("step", as_index=False)[["step_time_s"]].max()
         return frame
 
     def compare_with(self, before: "WatchedRun") -> Comparison:
@@ -165,14 +218,11 @@ class WatchedRun:
                 wanted = touched if len(touched) else wanted
             first, last = int(wanted["step"].min()), int(wanted["step"].max())
             timeline = self._keep("timeline", lambda: self._run.timeline((first, last + 1)), of=(first, last), lazily=False)
-            seen = {int(rank) for rank in pc.unique(self._run.events["rank"]).to_pylist()}
             lanes: tuple[Lane, ...] = lanes_of(self.info.stage_to_rank, ranks=self.info.ranks)
-        return Scene(timeline=timeline, steps=steps, lanes=lanes, silent=frozenset(lane.rank for lane in lanes if lane.rank not in seen))
+            return Scene(timeline=timeline, steps=steps, lanes=lanes, silent=self._run.silent_ranks)
 
     def _steps(self) -> pd.DataFrame:
-        events = self._run.events
-        whole = events.filter(pc.or_(pc.equal(events["op"], int(Op.STEP)), pc.equal(events["op"], int(Op.CLOCK))))
-        return step_windows(build_timeline(whole), ranks=self.info.ranks).sort_values("start_ns", ignore_index=True)
+        return self._run.steps().sort_values("start_ns", ignore_index=True)
 
     def _keep(self, kind: str, make: Callable[[], _T], *, of: object = None, lazily: bool = True) -> _T:
         """Return the value of this kind, made anew when something new was read or when it is asked ``of`` something else.

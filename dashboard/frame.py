@@ -6,11 +6,15 @@ these reads Markdown or HTML. Sentences in Markdown are always our own.
 
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import altair as alt
+import pandas as pd
 import streamlit as st
 
-from dashboard.charts.numbers import duration
+from dashboard.charts.numbers import duration, size
 from dashboard.charts.palette import INK
 from dashboard.data import Catalogue, Unreadable, WatchedRun
 from pptoolkit.analysis.liveness import RunState
@@ -88,7 +92,8 @@ def choose_run(title: str, what: str) -> WatchedRun | None:
 
 def _chosen(key: str) -> None:
     st.session_state["run"] = st.session_state[key]
-    st.query_params.pop("step", None)  # it was a step of another run
+    for name in ("step", "window"):  # they were of another run
+        st.query_params.pop(name, None)
 
 
 def say(icon: str, sentence: str, detail: str = "") -> None:
@@ -133,6 +138,42 @@ def refresh(run: WatchedRun) -> bool:
 def refresh_every(run: WatchedRun) -> float:
     """Return the seconds between refreshes of a run's page: an ended run may still be continued, but need not be asked often."""
     return REFRESH_S if run.is_live() else 5 * REFRESH_S
+
+
+def show_chart(chart: alt.Chart | alt.LayerChart, *, key: str) -> None:
+    """Show a chart over the whole width; its menu saves it as PNG or SVG."""
+    st.altair_chart(chart, key=key, width="stretch")
+
+
+def table(rows: pd.DataFrame, *, key: str, **how: Any) -> None:
+    """Show a table without an index; what is not known is a dash."""
+    st.dataframe(rows, key=key, hide_index=True, placeholder="–", **how)
+
+
+def offer_tables(run: str, tables: Mapping[str, pd.DataFrame]) -> None:
+    """Offer what the page's charts show as CSV files, by name."""
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.caption("Save the data:", width="content")
+        for name, table in tables.items():
+            st.download_button(
+                name,
+                data=table.to_csv(index=False),
+                file_name=f"{run}-{name.replace(' ', '-')}.csv",
+                mime="text/csv",
+                key=f"csv-{name}",
+                type="tertiary",
+                icon=":material/download:",
+                on_click="ignore",
+            )
+
+
+def loss_badges(run: WatchedRun) -> None:
+    """Say what of the telemetry is missing; nothing where all is there."""
+    dropped, skipped = sum(beat.dropped for beat in run.heartbeats()), run.skipped()
+    if dropped:
+        st.badge(f"{dropped:,} events dropped", icon=":material/data_loss_prevention:", color="orange")
+    if skipped.bytes:
+        st.badge(f"{size(skipped.bytes)} unreadable", icon=":material/broken_image:", color="orange")
 
 
 def state_badge(run: WatchedRun) -> None:

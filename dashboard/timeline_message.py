@@ -7,14 +7,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from dashboard.bubble_kinds import KINDS, build_gaps
 from dashboard.charts.palette import BUBBLE_LABEL, OP_STYLES
+from dashboard.levels import build_levels
 from dashboard.view_state import ViewState
-from dashboard.window import Lane, build_window
+from dashboard.window import Lane, Window, build_window
 from dashboard.wire import encode
+from pptoolkit.analysis.step_path import find_step_path
 
 DEFAULT_WIDTH_PX = 1280
 MAX_HEIGHT_PX = 560
 OVERVIEW_STEPS = 600
+PATH_STEPS = 4  # whose critical path is drawn at once
 _PHASES = ({"label": "warm-up", "shape": "rise"}, {"label": "steady", "shape": "flat"}, {"label": "cool-down", "shape": "fall"})
 
 
@@ -45,52 +49,123 @@ class Scene:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jump:
-    """What the page asks the canvas to show: a step, or the newest ones.
+    """What the page asks the canvas to show: a step, a window, or the newest steps.
 
     Args:
         token: Changes with every request; the canvas then gives up its own view.
         step: Step to fit into the view; None: follow the newest.
         steps: How many steps to show while following.
+        window_us: Begin and end in microseconds since the run's first step, before ``step``.
     """
 
     token: str
     step: int | None = None
     steps: int = 2
+    window_us: tuple[float, float] | None = None
+
+    @property
+    def follow(self) -> bool:
+        return self.step is None and self.window_us is None
 
 
-def build_message(scene: Scene, view: ViewState | None, jump: Jump, *, max_height_px: int = MAX_HEIGHT_PX) -> bytes:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """How the canvas is furnished.
+
+    Args:
+        max_height_px: Of the rows; more rows scroll.
+        still: A single step: without overview, and without buttons to follow or to go to another step.
+        plain: Without any buttons and legend: a second Gantt beside a first one.
+        axis: What the time axis counts.
+        reach_us: Length of the time axis at least, so that Gantts under each other have one scale.
+        levels: Whether there is anything to draw under the rows.
+    """
+
+    max_height_px: int = MAX_HEIGHT_PX
+    still: bool = False
+    plain: bool = False
+    axis: str = "time in run"
+    reach_us: float = 0.0
+    levels: bool = True
+
+
+def build_message(scene: Scene, view: ViewState | None, jump: Jump, *, panel: Panel | None = None) -> bytes:
     """Return the message for what the person looks at, with half as much on either side, so that a drag finds bars at once."""
+    panel = panel or Panel()
     width_px = view.width_px if view is not None else DEFAULT_WIDTH_PX
-    answered = view is not None and view.jump == jump.token  # else the canvas has not seen this jump yet
-    follow = view.follow if view is not None and answered else jump.step is None
-    if view is not None and answered and not view.follow:
-        start_ns, end_ns = scene.start_ns + int(view.from_us * 1e3), scene.start_ns + int(view.to_us * 1e3)
-    else:
-        start_ns, end_ns = newest_window(scene, jump.steps) if follow or jump.step is None else step_window(scene, jump.step)
+    start_ns, end_ns = _visible(scene, view, jump)
     margin = (end_ns - start_ns) // 2
     window = build_window(scene.timeline, scene.lanes, start_ns=start_ns - margin, end_ns=end_ns + margin, width_px=2 * width_px)
+    more, words = _extras(scene, view, window, (start_ns, end_ns), panel)
     header = {
         "origin_us": (window.origin_ns - scene.start_ns) / 1e3,
         "loaded": [(start_ns - margin - scene.start_ns) / 1e3, (end_ns + margin - scene.start_ns) / 1e3],
         "view": [(start_ns - scene.start_ns) / 1e3, (end_ns - scene.start_ns) / 1e3],
-        "extent": [0.0, (scene.end_ns - scene.start_ns) / 1e3],
+        "extent": [0.0, max((scene.end_ns - scene.start_ns) / 1e3, panel.reach_us)],
         "jump": jump.token,
-        "follow": jump.step is None,
+        "follow": jump.follow,
         "width": width_px,
         "pixel_us": window.pixel_ns / 1e3,
         "merged": bool((window.bars["count"] > 1).any()),
         "events": window.events,
         "last_step": int(scene.steps["step"].iloc[-1]),
-        "max_height": max_height_px,
+        "max_height": panel.max_height_px,
+        "plain": panel.plain,
+        "still": panel.still,
+        "axis": panel.axis,
         "lanes": [_lane(lane, scene.silent) for lane in scene.lanes],
         "ops": {
             int(op): {"label": s.label, "letter": s.letter, "color": s.color, "ink": s.ink, "thin": s.thin} for op, s in OP_STYLES.items()
         },
         "bubble": BUBBLE_LABEL,
         "phases": _PHASES,
-        "overview": overview(scene.steps, scene.start_ns),
+        "overview": overview(scene.steps if not panel.still else scene.steps.iloc[:0], scene.start_ns),
+        **words,
     }
-    return encode(window, header)
+    return encode(window, header, more)
+
+
+def _visible(scene: Scene, view: ViewState | None, jump: Jump) -> tuple[int, int]:
+    """Return begin and end of what is looked at, on the timeline's clock."""
+    answered = view is not None and view.jump == jump.token  # else the canvas has not seen this jump yet
+    if view is not None and answered and not view.follow:
+        return scene.start_ns + int(view.from_us * 1e3), scene.start_ns + int(view.to_us * 1e3)
+    if not (view is not None and answered):
+        if jump.window_us is not None:
+            return scene.start_ns + int(jump.window_us[0] * 1e3), scene.start_ns + int(jump.window_us[1] * 1e3)
+        if jump.step is not None:
+            return step_window(scene, jump.step)
+    return newest_window(scene, jump.steps)
+
+
+def _extras(
+    scene: Scene, view: ViewState | None, window: Window, visible: tuple[int, int], panel: Panel
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Return the groups of columns that are there on demand, and the header's words for them."""
+    more: dict[str, dict[str, Any]] = {}
+    words: dict[str, Any] = {"path": [], "gap_kinds": []}
+    within = {"origin_ns": window.origin_ns, "start_ns": window.start_ns, "end_ns": window.end_ns}
+    if panel.levels and (view is None or view.levels):
+        more["levels"] = build_levels(scene.timeline, scene.lanes, **within)
+    if view is not None and view.gaps:
+        more["gaps"] = build_gaps(scene.timeline, scene.lanes, **within)
+        words["gap_kinds"] = [{"label": kind.label, "color": kind.color} for kind in KINDS]
+    if view is not None and view.path:
+        words["path"] = critical_paths(scene, *visible)
+    return more, words
+
+
+def critical_paths(scene: Scene, start_ns: int, end_ns: int, *, most: int = PATH_STEPS) -> list[list[list[float]]]:
+    """Return the critical path of each step that is visible, at most ``most``: row, begin and end in microseconds of each op on it."""
+    touched = scene.steps[(scene.steps["end_ns"] > start_ns) & (scene.steps["start_ns"] < end_ns)].tail(most)
+    row = {lane.rank: i for i, lane in enumerate(scene.lanes)}
+    paths = []
+    for step, attempt in zip(touched["step"], touched["attempt"], strict=True):
+        events = scene.timeline[(scene.timeline["step"] == step) & (scene.timeline["attempt"] == attempt)]
+        pieces = find_step_path(events)
+        origin = scene.start_ns
+        paths.append([[row[p.rank], (p.start_ns - origin) / 1e3, (p.end_ns - origin) / 1e3] for p in pieces if p.rank in row])
+    return paths
 
 
 def newest_window(scene: Scene, count: int) -> tuple[int, int]:
@@ -113,7 +188,7 @@ def _around(steps: pd.DataFrame) -> tuple[int, int]:
 
 def overview(steps: pd.DataFrame, origin_ns: int, *, most: int = OVERVIEW_STEPS) -> dict[str, Sequence[Any]]:
     """Return all steps of the run in at most ``most`` columns; a column of several steps shows the slowest."""
-    every = -(-len(steps) // most)
+    every = max(1, -(-len(steps) // most))
     first = np.arange(0, len(steps), every)
     longest = np.maximum.reduceat(steps["step_time_s"].to_numpy(), first) if len(first) else np.zeros(0)
     last = np.minimum(first + every, len(steps)) - 1

@@ -12,6 +12,9 @@ class ViewState:
         follow: The newest steps are kept in view; then ``from_us`` and ``to_us`` do not matter.
         width_px: Width of the canvas.
         jump: The jump that this view answers to; a view from before it is out of date.
+        path: The critical path is wanted.
+        gaps: Bubbles are wanted in colours.
+        levels: Micro-batches in flight and memory are wanted under the rows.
     """
 
     from_us: float
@@ -19,6 +22,9 @@ class ViewState:
     follow: bool
     width_px: int
     jump: str
+    path: bool = False
+    gaps: bool = False
+    levels: bool = True
 
     @classmethod
     def read(cls, value: object) -> "ViewState | None":
@@ -32,6 +38,9 @@ class ViewState:
                 follow=bool(value["follow"]),
                 width_px=min(max(int(value["width"]), 100), 8000),
                 jump=str(value["jump"]),
+                path=bool(value.get("path", False)),
+                gaps=bool(value.get("gaps", False)),
+                levels=bool(value.get("levels", True)),
             )
         except (KeyError, TypeError, ValueError, OverflowError):
             return None

@@ -101,8 +101,10 @@ def lanes_of(stage_to_rank: Sequence[int], *, ranks: int) -> tuple[Lane, ...]:
         ranks: Processes over all replicas; they are numbered replica by replica.
     """
     pipeline = max(stage_to_rank, default=0) + 1
-    owned = [tuple(s for s, owner in enumerate(stage_to_rank) if owner == rank) for rank in range(pipeline)]
-    lanes = [Lane(rank=rank, replica=rank // pipeline, stages=owned[rank % pipeline]) for rank in range(ranks)]
+    owned: list[list[int]] = [[] for _ in range(pipeline)]
+    for stage, owner in enumerate(stage_to_rank):
+        owned[owner].append(stage)
+    lanes = [Lane(rank=rank, replica=rank // pipeline, stages=tuple(owned[rank % pipeline])) for rank in range(ranks)]
     return tuple(sorted(lanes, key=lambda lane: (lane.replica, lane.stages[:1] or (len(stage_to_rank),), lane.rank)))
 
 

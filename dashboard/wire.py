@@ -18,12 +18,21 @@ from dashboard.window import Window
 _MAGIC = b"GNT1"
 
 
-def encode(window: Window, header: Mapping[str, Any]) -> bytes:
-    """Pack a header and a window's columns. The header must be JSON without NaN; ``layout`` is added to it."""
+Columns = Mapping[str, NDArray[Any]]
+
+
+def encode(window: Window, header: Mapping[str, Any], more: Mapping[str, Columns] | None = None) -> bytes:
+    """Pack a header and columns.
+
+    Args:
+        window: Its bars and spans are the first two groups of columns.
+        header: JSON without NaN; ``layout`` is added to it.
+        more: Further groups of columns, by name.
+    """
     layout: dict[str, list[dict[str, Any]]] = {}
     blobs: list[bytes] = []
     offset = 0
-    for group, columns in (("bars", window.bars), ("spans", window.spans)):
+    for group, columns in {"bars": window.bars, "spans": window.spans, **(more or {})}.items():
         layout[group] = []
         for name, values in columns.items():
             layout[group].append({"name": name, "type": values.dtype.str[1:], "offset": offset, "length": len(values)})
@@ -36,7 +45,17 @@ def encode(window: Window, header: Mapping[str, Any]) -> bytes:
 
 
 def decode(message: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """Read back header, bars and spans.
+    """Read back header, bars and spans; :func:`decode_groups` reads the other groups too.
+
+    Raises:
+        ValueError: If ``message`` does not begin as one.
+    """
+    header, groups = decode_groups(message)
+    return header, groups["bars"], groups["spans"]
+
+
+def decode_groups(message: bytes) -> tuple[dict[str, Any], dict[str, dict[str, NDArray[Any]]]]:
+    """Read back the header, and all groups of columns by name.
 
     Raises:
         ValueError: If ``message`` does not begin as one.
@@ -45,8 +64,8 @@ def decode(message: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]], dic
         raise ValueError(f"the message begins with {message[:4]!r} instead of {_MAGIC!r}; it was not written by dashboard.wire.encode")
     (length,) = struct.unpack("<I", message[4:8])
     header: dict[str, Any] = json.loads(message[8 : 8 + length])
-    bars, spans = (
-        {c["name"]: np.frombuffer(message, "<" + c["type"], c["length"], 8 + length + c["offset"]) for c in header["layout"][group]}
-        for group in ("bars", "spans")
-    )
-    return header, bars, spans
+    groups = {
+        group: {c["name"]: np.frombuffer(message, "<" + c["type"], c["length"], 8 + length + c["offset"]) for c in columns}
+        for group, columns in header["layout"].items()
+    }
+    return header, groups

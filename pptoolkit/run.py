@@ -9,10 +9,12 @@ A :class:`Run` remembers what it has read: :meth:`Run.poll` fetches what is new,
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,8 +29,9 @@ from pptoolkit.analysis.layer_costs import LayerCosts, measure_layer_costs
 from pptoolkit.analysis.layer_table import write_layers
 from pptoolkit.analysis.links import LinkMeasure, measure_links
 from pptoolkit.analysis.liveness import Liveness, RunState, judge_liveness
-from pptoolkit.analysis.steps import SteadySteps, steady_steps, step_windows
-from pptoolkit.analysis.timeline import build_timeline, clock_uncertainty_ns
+from pptoolkit.analysis.records import Records
+from pptoolkit.analysis.steps import SteadySteps
+from pptoolkit.analysis.timeline import clock_uncertainty_ns
 from pptoolkit.errors import PPToolkitError, RunError
 from pptoolkit.planner.measure import measure_step
 from pptoolkit.planner.predict import Predictor
@@ -36,22 +39,8 @@ from pptoolkit.planner.report import Report, ReportSources, build_report
 from pptoolkit.planner.step_costs import MeasuredStep
 from pptoolkit.planner.suggest import NoChange, Suggestions, suggest
 from pptoolkit.telemetry import EventReader, Flag, Op, RunDirectory, RunInfo, ScalarReader
-from pptoolkit.telemetry.event_reader import READER_SCHEMA
+from pptoolkit.telemetry.event_reader import Skipped
 from pptoolkit.telemetry.heartbeat import Heartbeat, read_heartbeats
-
-_SCALAR_COLUMNS = {
-    "step": "int64",
-    "unix_s": "float64",
-    "step_time_s": "float64",
-    "loss": "float64",
-    "samples": "int64",
-    "tokens": "int64",
-    "gradient_norm": "float64",
-    "learning_rate": "float64",
-    "rank": "int64",
-    "attempt": "int64",
-}
-_MOST_CHUNKS = 256  # past this, the chunks that polling left are copied into one
 
 
 class Run:
@@ -62,8 +51,7 @@ class Run:
         self._info = info
         self._reader = EventReader(directory)
         self._scalar_reader = ScalarReader(directory)
-        self._events: pa.Table = READER_SCHEMA.empty_table()
-        self._scalar_rows: list[dict[str, Any]] = []
+        self._records = Records(ranks=info.ranks)
         self._polled = False
         self._derived = _Derived(self)
 
@@ -95,19 +83,19 @@ class Run:
         if not events.num_rows and not scalars and info == self._info:
             return False
         self._info = info
-        self._scalar_rows += scalars
-        if events.num_rows:
-            joined = pa.concat_tables([self._events, events])
-            self._events = joined.combine_chunks() if joined["step"].num_chunks > _MOST_CHUNKS else joined
+        self._records.add(events, scalars, ranks=info.ranks)
         self._derived = _Derived(self)
         return True
 
     @property
     def events(self) -> pa.Table:
         """All events read so far, on the ranks' own clocks."""
-        if not self._polled:
-            self.poll()
-        return self._events
+        return self._read.events
+
+    @property
+    def marks(self) -> pa.Table:
+        """The few events that say when steps were, what the clocks showed and what the idle links can: STEP, CLOCK and PROBE."""
+        return self._read.marks
 
     def timeline(self, steps: tuple[int, int] | None = None) -> pd.DataFrame:
         """Return the events on rank 0's clock.
@@ -115,17 +103,43 @@ class Run:
         Args:
             steps: First step and the step after the last; None: all.
         """
-        table = self.events
-        if steps is not None:
-            wanted = pc.and_(pc.greater_equal(table["step"], steps[0]), pc.less(table["step"], steps[1]))
-            table = table.filter(pc.or_(wanted, pc.equal(table["op"], int(Op.CLOCK))))
-        return build_timeline(table)
+        return self._read.timeline(steps)
 
     def scalars(self) -> pd.DataFrame:
         """Return one row per rank and step: attempt, rank, step, unix_s and what the step yielded (loss, samples, tokens, ...)."""
+        return self._read.scalars
+
+    def steps(self) -> pd.DataFrame:
+        """Return the window of every step, of all attempts, on rank 0's clock.
+
+        Returns:
+            Columns attempt, step, start_ns, end_ns, step_time_s, ranks, complete, first_use; ordered by attempt and step.
+        """
+        return self._read.steps()
+
+    def usable_steps(self) -> pd.DataFrame:
+        """Return the windows of the steps behind the statistics, those of :meth:`steady`, without their events."""
+        return self._read.usable()[0]
+
+    def bubble_ratios(self, windows: pd.DataFrame) -> npt.NDArray[np.float64]:
+        """Return the bubble ratio of each step in ``windows``, rows of :meth:`steps` of one attempt."""
+        return self._read.bubble_ratios(windows)
+
+    @property
+    def silent_ranks(self) -> frozenset[int]:
+        """Ranks of the layout that have written no event so far."""
+        return frozenset(range(self._info.ranks)) - self._read.seen
+
+    @property
+    def skipped(self) -> Skipped:
+        """What could not be read of the events so far."""
+        return self._reader.skipped
+
+    @property
+    def _read(self) -> Records:
         if not self._polled:
             self.poll()
-        return self._derived.scalars
+        return self._records
 
     def heartbeats(self) -> list[Heartbeat]:
         """Return the latest heartbeat of every rank that has written one, by rank. Always read anew."""
@@ -138,13 +152,18 @@ class Run:
         """How the run stands at this moment."""
         return self.liveness().state
 
-    def liveness(self, *, now_unix_s: float | None = None) -> Liveness:
-        """Return the state with its reason; ``now_unix_s`` is for looking back."""
+    def liveness(self, *, now_unix_s: float | None = None, heartbeats: Sequence[Heartbeat] | None = None) -> Liveness:
+        """Return the state with its reason.
+
+        Args:
+            now_unix_s: For looking back; default: now.
+            heartbeats: Where they were read a moment ago; default: read anew.
+        """
         scalars = self.scalars()
         median = float(scalars["step_time_s"].tail(100).median()) if len(scalars) else 0.0
         return judge_liveness(
             self.info,
-            self.heartbeats(),
+            self.heartbeats() if heartbeats is None else heartbeats,
             now_unix_s=time.time() if now_unix_s is None else now_unix_s,
             # Of the newest step, not the newest time: the wall clock may have been set back.
             progress_unix_s=float(scalars["unix_s"].tail(self.info.ranks).max()) if len(scalars) else 0.0,
@@ -203,51 +222,40 @@ class _Derived:
     """What follows from what a run has read; made anew when something new was read, computed when asked for."""
 
     def __init__(self, run: Run) -> None:
-        self._run, self._info = run, run._info
-        self._events, self._scalar_rows = run._events, run._scalar_rows
+        self._run, self._info, self._records = run, run._info, run._records
 
-    @cached_property
+    @property
     def scalars(self) -> pd.DataFrame:
-        frame = pd.DataFrame(self._scalar_rows, columns=list(_SCALAR_COLUMNS))
-        return frame.astype(_SCALAR_COLUMNS).sort_values(["attempt", "step", "rank"], kind="stable", ignore_index=True)
-
-    @cached_property
-    def _whole_steps(self) -> pd.DataFrame:
-        frame: pd.DataFrame = self._events.filter(pc.equal(self._events["op"], int(Op.STEP))).to_pandas()
-        return frame
+        return self._records.scalars
 
     @cached_property
     def steps_done(self) -> int:
         # By the scalars too: events of old or left-out steps may not be on disk.
-        windows = step_windows(self._whole_steps, ranks=self._info.ranks)
+        windows = self._records.steps()
         told = self.scalars.groupby(["attempt", "step"])["rank"].nunique()
         whole = told[told >= self._info.ranks].index.get_level_values("step")
         return len(set(windows.loc[windows["complete"], "step"]) | set(whole))
 
     @cached_property
     def steady(self) -> SteadySteps:
-        # Chosen by the STEP events alone, so that a long run is not aligned and sorted as a whole at every look.
-        chosen = steady_steps(self._whole_steps, ranks=self._info.ranks)
-        events = self._events
-        inside = pc.and_(pc.equal(events["attempt"], chosen.attempt), pc.is_in(events["step"], pa.array(chosen.windows.index, pa.int32())))
-        timeline = build_timeline(events.filter(pc.or_(inside, pc.equal(events["op"], int(Op.CLOCK)))))
-        return replace(steady_steps(timeline, ranks=self._info.ranks), skipped=chosen.skipped)
+        return self._records.steady()
 
     @cached_property
     def uncertainty_ns(self) -> dict[int, int]:
-        return clock_uncertainty_ns(self._events)
+        return clock_uncertainty_ns(self._records.marks)
 
     @cached_property
     def clocks(self) -> tuple[RankClock, ...]:
-        return rank_clocks(self._events)
+        return rank_clocks(self._records.marks)
 
     @cached_property
     def attempt(self) -> tuple[AttemptAccount, ...]:
-        return account_attempt(self._events, self.scalars, account(self.steady))
+        return account_attempt(self._records.events, self.scalars, account(self.steady))
 
     @cached_property
     def links(self) -> tuple[LinkMeasure, ...]:
-        probes = self._events.filter(pc.equal(self._events["op"], int(Op.PROBE))).to_pandas()
+        marks = self._records.marks
+        probes = marks.filter(pc.equal(marks["op"], int(Op.PROBE))).to_pandas()
         return measure_links(self.steady, probes, uncertainty_ns=self.uncertainty_ns)
 
     @cached_property
@@ -298,17 +306,18 @@ class _Derived:
     @property
     def _compute(self) -> pd.DataFrame:
         """Compute by rank, step and op of the attempt that counts; a step of a first use is no part of a series."""
-        events, attempt = self._events, self.steady.attempt
+        events, attempt = self._records.events, self.steady.attempt
         chosen = pc.and_(pc.is_in(events["op"], pa.array(COMPUTE_CODES, pa.uint8())), pc.equal(events["attempt"], attempt))
         rows = events.filter(chosen).select(["rank", "step", "op", "start_ns", "end_ns"]).to_pandas()
-        first = self._whole_steps
+        marks = self._records.marks
+        first = marks.filter(pc.equal(marks["op"], int(Op.STEP))).select(["step", "flags"]).to_pandas()
         fresh = first.loc[(first["flags"] & int(Flag.FIRST_USE)) > 0, "step"].unique()
         return compute_series(rows[~rows["step"].isin(fresh)])
 
     @cached_property
     def missing(self) -> tuple[str, ...]:
         found = list(self._run._reader.skipped.notices)
-        silent = sorted(set(range(self._info.ranks)) - {int(rank) for rank in pc.unique(self._events["rank"]).to_pylist()})
+        silent = sorted(self._run.silent_ranks)
         if len(silent) == self._info.ranks:
             found.append("no rank has written events yet; they come with the first steps")
         elif silent:

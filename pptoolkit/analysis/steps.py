@@ -1,6 +1,7 @@
 """Which steps of a run count: their windows, their times, and the ones that are complete and past the first use."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,32 +56,60 @@ def step_windows(timeline: pd.DataFrame, *, ranks: int) -> pd.DataFrame:
     Returns:
         Columns attempt, step, start_ns, end_ns, step_time_s, ranks, complete, first_use; ordered by attempt and step.
     """
-    done = timeline.loc[timeline["op"] == int(Op.STEP), ["attempt", "step", "rank", "start_ns", "end_ns", "flags"]]
-    done = done.assign(duration_ns=done["end_ns"] - done["start_ns"], first_use=(done["flags"] & int(Flag.FIRST_USE)) > 0)
-    grouped = done.groupby(["attempt", "step"], sort=True)
-    windows = grouped.agg(
-        start_ns=("start_ns", "min"),
-        end_ns=("end_ns", "max"),
-        longest_ns=("duration_ns", "max"),
-        ranks=("rank", "nunique"),
-        first_use=("first_use", "any"),
-    ).reset_index()
-    windows["step_time_s"] = windows.pop("longest_ns") / 1e9
-    windows["complete"] = windows["ranks"] >= ranks
-    return windows
+    done = timeline.loc[timeline["op"] == int(Op.STEP)]
+    attempt, step, rank, start, end = (done[name].to_numpy(dtype=np.int64) for name in ("attempt", "step", "rank", "start_ns", "end_ns"))
+    order = np.lexsort((rank, step, attempt))
+    attempt, step, rank, start, end = (values[order] for values in (attempt, step, rank, start, end))
+    first_use = (done["flags"].to_numpy()[order] & int(Flag.FIRST_USE)) > 0
+    is_new = np.ones(len(order), dtype=bool)
+    is_new[1:] = (attempt[1:] != attempt[:-1]) | (step[1:] != step[:-1])
+    other_rank = is_new.copy()
+    other_rank[1:] |= rank[1:] != rank[:-1]
+    at = np.flatnonzero(is_new)
+
+    def reduced(pick: np.ufunc, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return pick.reduceat(values, at) if len(at) else values[:0]
+
+    seen = reduced(np.add, other_rank.astype(np.int64))
+    return pd.DataFrame(
+        {
+            "attempt": attempt[at],
+            "step": step[at],
+            "start_ns": reduced(np.minimum, start),
+            "end_ns": reduced(np.maximum, end),
+            "step_time_s": reduced(np.maximum, end - start) / 1e9,
+            "ranks": seen,
+            "complete": seen >= ranks,
+            "first_use": reduced(np.logical_or, first_use),
+        }
+    )
+
+
+def choose_steps(windows: pd.DataFrame, *, last: int = STEADY_STEPS) -> tuple[pd.DataFrame, int, dict[str, int]]:
+    """Return the windows of the usable steps, their attempt (-1: there are none), and why other steps of that attempt do not count.
+
+    Args:
+        windows: As from :func:`step_windows`.
+        last: Take no more than so many, the most recent ones.
+    """
+    usable = windows[windows["complete"] & ~windows["first_use"]]
+    if usable.empty:
+        attempt = int(windows["attempt"].max()) if len(windows) else -1
+        return usable, -1, _reasons(windows[windows["attempt"] == attempt])
+    attempt = int(usable["attempt"].max())
+    skipped = _reasons(windows[windows["attempt"] == attempt])
+    return usable[usable["attempt"] == attempt].tail(last), attempt, skipped
 
 
 def steady_steps(timeline: pd.DataFrame, *, ranks: int, last: int = STEADY_STEPS) -> SteadySteps:
     """Return the usable steps of the latest attempt that has any: complete on all ranks, and not the first use of a shape."""
-    windows = step_windows(timeline, ranks=ranks)
-    usable = windows[windows["complete"] & ~windows["first_use"]]
-    if usable.empty:
-        attempt = int(windows["attempt"].max()) if len(windows) else -1
-        mine = windows[windows["attempt"] == attempt]
-        return SteadySteps(timeline.iloc[0:0], _windows_by_step(usable), -1, _reasons(mine))
-    attempt = int(usable["attempt"].max())
-    skipped = _reasons(windows[windows["attempt"] == attempt])
-    usable = usable[usable["attempt"] == attempt].tail(last)
+    return steady_of(timeline, *choose_steps(step_windows(timeline, ranks=ranks), last=last))
+
+
+def steady_of(timeline: pd.DataFrame, usable: pd.DataFrame, attempt: int, skipped: dict[str, int]) -> SteadySteps:
+    """Return the steps that :func:`choose_steps` chose, with their events."""
+    if attempt < 0:
+        return SteadySteps(timeline.iloc[0:0], _windows_by_step(usable), -1, skipped)
     inside = timeline[(timeline["attempt"] == attempt) & timeline["step"].isin(usable["step"])]
     return SteadySteps(_within_their_step(inside), _windows_by_step(usable), attempt, skipped)
 

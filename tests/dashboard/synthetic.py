@@ -13,7 +13,7 @@ import numpy as np
 
 from pptoolkit.plan import Origin, Plan, Prediction, equal_layer_cuts, fingerprint_layers
 from pptoolkit.schedule import Action, ActionKind, build_schedule
-from pptoolkit.simulator import Costs, schedule_bubble_ratio, simulate_steps
+from pptoolkit.simulator import Costs, MemoryCosts, schedule_bubble_ratio, simulate_steps
 from pptoolkit.simulator.events import EventSettings, to_events
 from pptoolkit.telemetry import Attempt, Event, EventWriter, Flag, LayerFacts, Op, RunDirectory, RunInfo, RunStatus
 from pptoolkit.telemetry.json_files import replace_json
@@ -118,8 +118,11 @@ class SyntheticRun:
         if self.done == 0:
             self.set_status(RunStatus.RUNNING)
         simulated = simulate_steps(self._schedule, [self._costs() for _ in range(steps)])
-        settings = EventSettings(first_step=self.done, origin_ns=self._clock_ns, message_bytes=self._sizes())
+        settings = EventSettings(first_step=self.done, origin_ns=self._clock_ns, message_bytes=self._sizes(), memory=self._memory())
         events = to_events(simulated, settings)
+        if self.done == 0:
+            for rank, own in enumerate(events):
+                own[:0] = self._before_the_first_step(rank)
         for writer, own in zip(self._writers, events, strict=True):
             writer.append([marked for event in own for marked in self._with_layers(event)])
             writer.flush()
@@ -138,7 +141,8 @@ class SyntheticRun:
     def beat(self) -> None:
         now = time.time()
         for rank in range(self._schedule.ranks):
-            body = {"unix_s": now, "step": self.done, "op": "forward", "op_start_unix_s": now, "micro_batch": 0}
+            body = {"rank": rank, "host": "node0", "unix_s": now, "step": self.done, "op": "forward", "op_start_unix_s": now}
+            body |= {"stage": rank, "micro_batch": 0, "resident_bytes": 700 << 20, "host_cpu_ratio": 0.24}
             replace_json(self.directory.heartbeat_path(rank), body)
 
     def set_status(self, status: RunStatus, message: str = "") -> None:
@@ -179,8 +183,27 @@ class SyntheticRun:
         parts = {ActionKind.FORWARD: forward, ActionKind.BACKWARD: backward}
         return parts.get(action.kind, backward / 2)
 
+    def _memory(self) -> MemoryCosts:
+        """Activations of a MiB a layer and micro-batch; parameters with gradients and two moments of the optimizer."""
+        stages = list(enumerate(self.plan.stage_layers(len(self.layers))))
+        return MemoryCosts(
+            activation_bytes={stage: len(layers) << 20 for stage, layers in stages},
+            static_bytes={stage: 16 * sum(self.layers[i].parameters for i in layers) for stage, layers in stages},
+        )
+
     def _sizes(self) -> dict[tuple[int, int], int]:
         return {(a, b): 1 << 18 for a in range(self.stages) for b in (a - 1, a + 1) if 0 <= b < self.stages}
+
+    def _before_the_first_step(self, rank: int) -> list[Event]:
+        """What a rank measures before it trains: its clock against rank 0's, and the idle links to its neighbours."""
+        at = self._clock_ns - 50_000_000
+        found = [Event(-1, -1, -1, int(Op.CLOCK), -1, at, 0, 4_000 + 500 * rank, 0, 0)] if rank else []
+        for stage in self._schedule.stages_of(rank):
+            for peer in (stage - 1, stage + 1):
+                if 0 <= peer < self.stages and self.transfer_s > 0:
+                    end = at + round(0.8e9 * self.transfer_s)
+                    found.append(Event(-1, stage, -1, int(Op.PROBE), peer, at, end, 1 << 18, 0, 0))
+        return found
 
     def _with_layers(self, event: Event) -> list[Event]:
         """Time the layers of micro-batch 0 now and then, as the engine does: inside the op, in order."""

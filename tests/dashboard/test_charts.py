@@ -12,7 +12,8 @@ from dashboard.charts.intervals import StepTime, interval_chart
 from dashboard.charts.palette import STATE_COLORS
 from dashboard.charts.split import split_chart, split_rows
 from dashboard.charts.strip import strip_chart, strip_rows
-from dashboard.views.rebalance import next_command, read_cuts
+from dashboard.cuts import read_cuts
+from dashboard.views.rebalance import next_command
 from pptoolkit.telemetry import RunInfo
 from pptoolkit.telemetry.events import Op
 

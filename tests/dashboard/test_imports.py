@@ -18,9 +18,12 @@ def _import(modules: str, *, streamlit: bool) -> None:
 
 
 def test_every_page_can_be_imported_where_torch_is_not_installed() -> None:
-    _import("dashboard.views." + ", dashboard.views.".join(("compare", "rebalance", "runs", "stages", "timeline")), streamlit=True)
+    views = ("compare", "health", "links", "rebalance", "runs", "stages", "timeline", "what_if")
+    _import(", ".join(f"dashboard.views.{name}" for name in views), streamlit=True)
 
 
 def test_charts_data_and_launcher_need_no_streamlit() -> None:
-    charts = ", ".join(f"dashboard.charts.{name}" for name in ("curves", "heat", "intervals", "numbers", "palette", "split", "strip"))
-    _import(f"dashboard.data, dashboard.timeline_message, dashboard.wire, dashboard.launch, {charts}", streamlit=False)
+    charts = ("curves", "heat", "intervals", "limits", "numbers", "palette", "split", "stacked", "strip")
+    others = ("data", "health", "history", "launch", "memory", "scenario", "simulated", "timeline_message", "wire")
+    names = [*(f"charts.{name}" for name in charts), *others]
+    _import(", ".join(f"dashboard.{name}" for name in names), streamlit=False)

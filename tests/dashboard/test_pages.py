@@ -11,7 +11,9 @@ from pptoolkit.plan import Plan
 from pptoolkit.telemetry import RunStatus
 from tests.dashboard.synthetic import SyntheticRun, gpt_layers
 
-PAGES = ("runs", "timeline", "stages", "rebalance", "compare")
+PAGES = ("runs", "timeline", "stages", "links", "rebalance", "compare", "what_if", "health")
+TITLES = {"links": "Links and memory", "what_if": "What-if"}
+LIVE_PAGES = ("timeline", "stages", "links", "rebalance")
 Open = Callable[..., AppTest]
 
 
@@ -48,7 +50,7 @@ def test_a_folder_without_runs_is_a_friendly_sentence(show: Open, page: str) -> 
     assert "There are no runs yet" in words(show(page))
 
 
-@pytest.mark.parametrize("page", PAGES[1:4])
+@pytest.mark.parametrize("page", LIVE_PAGES)
 def test_a_run_before_its_first_event_is_waited_for_and_then_fills(show: Open, runs: Path, page: str) -> None:
     """D3: no data yet is no error page."""
     run = SyntheticRun(root=runs, run_id="early")
@@ -62,7 +64,7 @@ def test_a_run_before_its_first_event_is_waited_for_and_then_fills(show: Open, r
 def test_every_page_shows_a_finished_run(show: Open, runs: Path, page: str) -> None:
     first = SyntheticRun(root=runs, run_id="first").train(10).finish()
     SyntheticRun(root=runs, run_id="second", cuts=(4, 7, 9), parent=first.run_id).train(10).finish()
-    assert page.capitalize() in words(show(page, run="second"))
+    assert TITLES.get(page, page.capitalize()) in words(show(page, run="second"))
 
 
 def test_an_appended_step_is_visible_at_the_next_refresh(show: Open, runs: Path) -> None:
@@ -143,7 +145,7 @@ def test_cuts_of_ones_own_are_predicted_and_can_be_applied(show: Open, runs: Pat
     SyntheticRun(root=runs, run_id="uneven").train(12).finish()
     app = show("rebalance")
     app.text_input(key="cuts-uneven").set_value("[2, 5, 9]").run()
-    app.button(key="apply-Apply your cuts").click().run()
+    app.button(key="apply-Apply your own").click().run()
     assert Plan.load(runs / "uneven" / "next-plan.toml").cuts == (2, 5, 9)
 
 

@@ -1,7 +1,8 @@
 """The live Gantt: a canvas drawn by our own JavaScript, fed with one binary message per refresh.
 
 The script files stand apart by what they do and share one scope, as the parts of one module would:
-decode (message to arrays), format (words), paint and paint_frame (drawing), view (zoom and pan), listen (mouse and keys), main.
+decode (message to arrays), format (words), paint, paint_frame and paint_levels (drawing), view (zoom and pan), listen (mouse and
+keys), main.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import streamlit as st
 
 from dashboard.view_state import ViewState
 
-_SCRIPTS = ("decode.js", "format.js", "paint.js", "paint_frame.js", "view.js", "listen.js", "main.js")
+_SCRIPTS = ("decode.js", "format.js", "paint.js", "paint_frame.js", "paint_levels.js", "view.js", "listen.js", "main.js")
 
 
 @cache

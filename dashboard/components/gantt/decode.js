@@ -10,7 +10,8 @@ function decodeMessage(bytes) {
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
   const group = (name) =>
     Object.fromEntries(header.layout[name].map((c) => [c.name, new ARRAYS[c.type](buffer, 8 + length + c.offset, c.length)]));
-  return index({ header, bars: group("bars"), spans: group("spans") });
+  const optional = (name) => (header.layout[name] ? group(name) : null);
+  return index({ header, bars: group("bars"), spans: group("spans"), levels: optional("levels"), gaps: optional("gaps") });
 }
 
 // Bars arrive sorted by lane and start, so a lane is a slice and a bar is found by bisection.
@@ -22,6 +23,7 @@ function index(model) {
   for (let lane = 0; lane < lanes; lane++) model.laneStart[lane + 1] += model.laneStart[lane];
   model.paint = paintGroups(model);
   model.steps = stepEdges(spans, header.origin_us);
+  model.curves = curvesOf(model);
   return model;
 }
 
@@ -38,6 +40,31 @@ function paintGroups({ header, bars }) {
   }
   // Thin lines last: a send that runs beside a computation stays visible on top of it.
   return [...groups.values()].sort((a, b) => header.ops[a.op].thin - header.ops[b.op].thin);
+}
+
+// Levels arrive ordered by kind, lane and time: one curve a kind and lane.
+function curvesOf({ levels }) {
+  const curves = [[], []];
+  if (!levels) return curves;
+  for (let i = 0; i < levels.lane.length; i++) {
+    const list = curves[levels.kind[i]];
+    if (!list.length || list.at(-1).lane !== levels.lane[i]) list.push({ lane: levels.lane[i], from: i, to: i });
+    list.at(-1).to = i + 1;
+  }
+  return curves;
+}
+
+// The value of a curve at time t (microseconds): that of the last point before it; NaN before the first one.
+function levelAt(model, curve, t) {
+  const local = t - model.header.origin_us;
+  let low = curve.from;
+  let high = curve.to;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (model.levels.start[middle] <= local) low = middle + 1;
+    else high = middle;
+  }
+  return low > curve.from ? model.levels.value[low - 1] : NaN;
 }
 
 function stepEdges(spans, origin) {

@@ -61,6 +61,17 @@ function describeBar(model, i) {
   return { title: barName(model, i), lines };
 }
 
+function describeLevel(model, kind, t) {
+  const { title, unit, format } = LEVELS[kind];
+  const curves = model.curves[kind];
+  const lines = curves.slice(0, 12).map((curve) => {
+    const value = levelAt(model, curve, t);
+    return [model.header.lanes[curve.lane].label, Number.isNaN(value) ? "–" : format(value)];
+  });
+  if (curves.length > 12) lines.push(["and", `${curves.length - 12} more ranks`]);
+  return { title: unit ? `${unit} ${title}` : title, lines };
+}
+
 function describeBubble(model, lane, t, gap) {
   const lines = [["duration", formatDuration(gap.to - gap.from)], ["rank", model.header.lanes[lane].rank]];
   if (gap.step >= 0) lines.push(["step", gap.step]);

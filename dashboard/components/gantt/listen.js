@@ -17,7 +17,7 @@ function listen(gantt) {
   on(canvas, "pointerdown", (event) => {
     if (!gantt.model || event.button) return;
     const point = pointOf(event);
-    drag = { ...point, from: gantt.view.from, to: gantt.view.to, scroll: gantt.marks.scroll, far: false, overview: point.y < OVERVIEW };
+    drag = { ...point, from: gantt.view.from, to: gantt.view.to, scroll: gantt.marks.scroll, far: false, overview: point.y < gantt.layout.overview };
     canvas.setPointerCapture(event.pointerId);
     if (drag.overview) jumpTo(gantt, point.x);
   });
@@ -60,7 +60,7 @@ function listen(gantt) {
 
 const KEYS = {
   ArrowLeft: "left", ArrowRight: "right", "+": "in", "=": "in", "-": "out", "[": "previous", "]": "next", f: "fit", F: "fit",
-  " ": "follow", a: "arrows", A: "arrows", Home: "first", End: "last", Escape: "clear", ArrowUp: "up", ArrowDown: "down",
+  " ": "follow", a: "arrows", A: "arrows", c: "path", C: "path", b: "gaps", B: "gaps", Home: "first", End: "last", Escape: "clear", ArrowUp: "up", ArrowDown: "down",
 };
 
 function act(gantt, name) {
@@ -95,6 +95,9 @@ function act(gantt, name) {
       gantt.root.querySelector('[data-do="arrows"]').setAttribute("aria-pressed", String(marks.arrows));
       gantt.draw();
     },
+    path: () => gantt.ask("path"),
+    gaps: () => gantt.ask("gaps"),
+    levels: () => gantt.ask("levels"),
     png: () => {
       const link = document.createElement("a");
       link.download = `timeline-step-${gantt.model.steps[stepInView(gantt.model.steps, view)]?.step ?? 0}.png`;
@@ -125,7 +128,10 @@ function jumpTo(gantt, x) {
 // What lies under a point: a bar, a bubble, or nothing.
 function under(gantt, point) {
   const { model, layout, marks } = gantt;
-  if (point.x < GUTTER || point.y < layout.top || point.y > layout.top + layout.lanesHeight) return {};
+  if (point.x < GUTTER) return {};
+  const place = Math.floor((point.y - layout.levels) / (LEVEL.height + LEVEL.gap));
+  if (place >= 0 && place < panelsOf(model, gantt.wants).length) return { level: panelsOf(model, gantt.wants)[place], t: timeAt(gantt, point.x) };
+  if (point.y < layout.top || point.y > layout.top + layout.lanesHeight) return {};
   const lane = Math.floor((point.y - layout.top + marks.scroll) / layout.row);
   if (lane < 0 || lane >= model.header.lanes.length) return {};
   const g = geometry(layout, lane, marks.scroll);
@@ -141,7 +147,9 @@ function hover(gantt, point) {
   const found = under(gantt, point);
   gantt.marks.hover = found.bar ?? -1;
   gantt.marks.gap = found.gap ?? null;
+  gantt.marks.cursor = found.level !== undefined ? point.x : -1;
   if (found.bar !== undefined) gantt.showTip(point, describeBar(gantt.model, found.bar));
+  else if (found.level !== undefined) gantt.showTip(point, describeLevel(gantt.model, found.level, found.t));
   else if (found.gap) gantt.showTip(point, describeBubble(gantt.model, found.lane, found.t, found.gap));
   else gantt.hideTip();
   gantt.draw();

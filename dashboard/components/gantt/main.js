@@ -8,7 +8,9 @@ class Gantt {
     this.tip = parent.querySelector(".tip");
     this.legend = parent.querySelector(".legend");
     this.view = new View();
-    this.marks = { hover: -1, selected: -1, gap: null, micro_batch: -1, step: -1, arrows: false, scroll: 0, ratio: 1, span: 1 };
+    this.details = parent.querySelector(".details");
+    this.marks = { hover: -1, selected: -1, gap: null, micro_batch: -1, step: -1, arrows: false, scroll: 0, ratio: 1, span: 1, cursor: -1 };
+    this.wants = this.marks.wants = { path: false, gaps: false, levels: true }; // what the server adds on demand
     this.follow = true;
     this.model = null;
     this.jump = null;
@@ -34,6 +36,8 @@ class Gantt {
       this.view.set(...header.view);
     } else if (this.follow) this.view.set(...header.view);
     this.marks.selected = kept ? this.findAgain(kept) : -1;
+    this.root.classList.toggle("plain", header.plain);
+    this.root.classList.toggle("still", header.still);
     fillLegend(this);
     if (!this.layout) this.drawNow();
     if (this.mouse) hover(this, this.mouse); // the mouse rests, what lies under it may have changed
@@ -59,7 +63,30 @@ class Gantt {
     const single = i >= 0 && bars.count[i] === 1;
     this.marks.micro_batch = single ? bars.micro_batch[i] : -1;
     this.marks.step = single ? bars.step[i] : -1;
+    this.showDetails();
     this.draw();
+  }
+
+  ask(name) {
+    this.wants[name] = !this.wants[name];
+    this.root.querySelector(`[data-do="${name}"]`).setAttribute("aria-pressed", String(this.wants[name]));
+    fillLegend(this);
+    this.draw();
+    this.tell();
+  }
+
+  // The selected bar in words, which stay while the mouse goes elsewhere and the run goes on.
+  showDetails() {
+    const i = this.marks.selected;
+    this.details.hidden = i < 0;
+    if (i < 0) return;
+    const { title, lines } = describeBar(this.model, i);
+    const item = ([name, value]) => {
+      const span = document.createElement("span");
+      span.append(Object.assign(document.createElement("em"), { textContent: name }), ` ${value}`);
+      return span;
+    };
+    this.details.replaceChildren(Object.assign(document.createElement("b"), { textContent: title }), ...lines.map(item));
   }
 
   draw() {
@@ -75,7 +102,7 @@ class Gantt {
     if (!this.model || width < 50) return;
     const began = performance.now();
     const ratio = window.devicePixelRatio || 1;
-    const layout = (this.layout = layoutFor(width, this.model.header.lanes.length, this.model.header.max_height));
+    const layout = (this.layout = layoutFor(width, this.model.header, panelsOf(this.model, this.wants).length));
     if (this.canvas.width !== Math.round(width * ratio) || this.canvas.height !== Math.round(layout.height * ratio)) {
       this.canvas.width = Math.round(width * ratio);
       this.canvas.height = Math.round(layout.height * ratio);
@@ -91,6 +118,7 @@ class Gantt {
       to: Math.round(this.view.to),
       follow: this.follow,
       last: this.model.header.last_step,
+      path: this.model.header.path.length,
       redraw: (performance.now() - began).toFixed(1),
     });
     const button = this.root.querySelector('[data-do="follow"]');
@@ -116,7 +144,7 @@ class Gantt {
   }
 
   tell() {
-    const view = { from: this.view.from, to: this.view.to, follow: this.follow, width: this.layout.width, jump: this.jump };
+    const view = { from: this.view.from, to: this.view.to, follow: this.follow, width: this.layout.width, jump: this.jump, ...this.wants };
     const text = JSON.stringify(view);
     if (text === this.told) return;
     this.told = text;
@@ -140,6 +168,7 @@ class Gantt {
   hideTip() {
     this.tip.hidden = true;
     this.marks.hover = -1;
+    this.marks.cursor = -1;
     this.marks.gap = null;
   }
 
@@ -155,7 +184,7 @@ function fillLegend(gantt) {
   const { header, bars } = gantt.model;
   const seen = new Set(bars.op);
   const shown = Object.entries(header.ops).filter(([op]) => Number(op) < 2 || seen.has(Number(op)));
-  const key = shown.map(([op]) => op).join();
+  const key = JSON.stringify([shown.map(([op]) => op), header.gap_kinds, gantt.wants]);
   if (key === gantt.legendKey) return;
   gantt.legendKey = key;
   const chip = (label, style, kind) => {
@@ -167,7 +196,10 @@ function fillLegend(gantt) {
     return item;
   };
   const chips = shown.map(([, s]) => chip(s.letter ? `${s.label} (${s.letter})` : s.label, s.color, s.thin ? "thin" : ""));
-  chips.push(chip(header.bubble, "", "bubble"));
+  const kinds = new Set(gantt.model.gaps && gantt.wants.gaps ? gantt.model.gaps.kind : []);
+  if (!kinds.size) chips.push(chip(header.bubble, "", "bubble"));
+  header.gap_kinds.forEach((kind, i) => kinds.has(i) && chips.push(chip(kind.label, kind.color, "gap")));
+  if (gantt.wants.path) chips.push(chip("critical path", "", "path"));
   header.phases.forEach((phase) => chips.push(chip(phase.label, "", `phase ${phase.shape}`)));
   gantt.legend.replaceChildren(...chips);
 }

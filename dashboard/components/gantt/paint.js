@@ -2,14 +2,21 @@
 
 const GUTTER = 112;
 const OVERVIEW = 34;
+const LEVEL = { height: 58, gap: 14 };
+const PATH_COLOR = { light: "#d4002a", dark: "#ff5c7a" };
 const AXIS = 40;
 const EDGE = 10;
 
-function layoutFor(width, lanes, maxHeight) {
-  const room = maxHeight - OVERVIEW - AXIS - 6;
+function layoutFor(width, { lanes: rows, max_height: maxHeight, still }, panels) {
+  const lanes = rows.length;
+  const overview = still ? 0 : OVERVIEW;
+  const room = maxHeight - overview - AXIS - 6;
   const row = Math.max(5, Math.min(lanes <= 4 ? 64 : 46, Math.floor(room / Math.max(lanes, 1))));
   const visible = Math.min(lanes * row, room);
-  return { width, row, top: OVERVIEW + AXIS, lanesHeight: visible, height: OVERVIEW + AXIS + visible + 6, overflow: lanes * row - visible };
+  const top = overview + AXIS;
+  const levels = top + visible + LEVEL.gap;
+  const height = top + visible + 6 + panels * (LEVEL.height + LEVEL.gap);
+  return { width, row, overview, top, lanesHeight: visible, levels, height, overflow: lanes * row - visible };
 }
 
 function readTheme(element) {
@@ -89,13 +96,16 @@ function paint(ctx, model, view, layout, theme, marks) {
   ctx.rect(plot.left, layout.top, plot.right - plot.left, layout.lanesHeight);
   ctx.clip();
   paintSpans(frame);
+  if (model.gaps && marks.wants.gaps) paintGaps(frame);
   paintBars(frame);
   paintStepLines(frame);
   if (marks.arrows) paintArrows(frame);
+  if (marks.wants.path) paintPath(frame);
   paintMarks(frame);
   ctx.restore();
   paintGutter(frame);
-  paintOverview(frame);
+  panelsOf(model, marks.wants).forEach((kind, place) => paintLevels(frame, kind, layout.levels + place * (LEVEL.height + LEVEL.gap)));
+  if (layout.overview) paintOverview(frame);
 }
 
 function paintSpans({ ctx, model, layout, theme, marks, x, plot }) {

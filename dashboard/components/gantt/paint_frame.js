@@ -36,7 +36,7 @@ function paintAxis({ ctx, model, view, layout, theme, plot, scale, x }) {
   }
   ctx.fillStyle = theme.soft;
   ctx.font = `11px ${theme.font}`;
-  ctx.fillText("time in run", 2, layout.top - 8);
+  ctx.fillText(model.header.axis, 2, layout.top - 8);
 }
 
 function paintGutter({ ctx, model, layout, theme, marks }) {
@@ -54,6 +54,11 @@ function paintGutter({ ctx, model, layout, theme, marks }) {
     const two = layout.row >= 30;
     ctx.fillStyle = theme.text;
     ctx.font = `600 ${two ? 13 : Math.min(12, Math.max(9, layout.row * 0.7))}px ${theme.font}`;
+    if (panelsOf(model, marks.wants).length && model.header.lanes.length <= 24) {
+      ctx.fillStyle = laneColor(i, model.header.lanes.length); // whose curve is whose
+      ctx.fillRect(GUTTER - 14, middle - Math.min(9, layout.row * 0.3), 4, 2 * Math.min(9, layout.row * 0.3));
+      ctx.fillStyle = theme.text;
+    }
     ctx.fillText(two ? lane.stage_label : `${lane.short} · r${lane.rank}`, 2, two ? middle - 8 : middle);
     if (!two) return;
     ctx.fillStyle = theme.soft;
