@@ -19,12 +19,33 @@ from pptoolkit.telemetry.settings import TelemetrySettings
 
 if TYPE_CHECKING:
     from pptoolkit.engine.layers import Layer
+    from pptoolkit.engine.loss import WeightedLoss
+    from pptoolkit.engine.optimisation import LossScale, Optimisation, ParameterGroup
     from pptoolkit.trainer import FitResult, Trainer
 
-__all__ = ["FitResult", "Layer", "Plan", "Run", "TelemetrySettings", "Trainer"]
+__all__ = [
+    "FitResult",
+    "Layer",
+    "LossScale",
+    "Optimisation",
+    "ParameterGroup",
+    "Plan",
+    "Run",
+    "TelemetrySettings",
+    "Trainer",
+    "WeightedLoss",
+]
 
 # What needs torch is imported when it is asked for, so that reading a run works without it.
-_WITH_TORCH = {"FitResult": "pptoolkit.trainer", "Layer": "pptoolkit.engine.layers", "Trainer": "pptoolkit.trainer"}
+_WITH_TORCH = {
+    "FitResult": "pptoolkit.trainer",
+    "Layer": "pptoolkit.engine.layers",
+    "LossScale": "pptoolkit.engine.optimisation",
+    "Optimisation": "pptoolkit.engine.optimisation",
+    "ParameterGroup": "pptoolkit.engine.optimisation",
+    "Trainer": "pptoolkit.trainer",
+    "WeightedLoss": "pptoolkit.engine.loss",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -11,7 +11,7 @@ from pptoolkit.data import TokenDataset, load_tokens
 from pptoolkit.engine.layers import Layer
 from pptoolkit.engine.runtime import LossFunction
 from pptoolkit.errors import ConfigError, PlanError
-from pptoolkit.models import GPTConfig, gpt_layers, next_token_loss
+from pptoolkit.models import GPTConfig, gpt_layers, loss_without, next_token_loss
 from pptoolkit.plan import Plan, equal_layer_cuts, fingerprint_layers
 
 
@@ -28,7 +28,8 @@ class Job:
         return fingerprint_layers([layer.signature() for layer in self.layers])
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=self.config.training.learning_rate)
+        training = self.config.training
+        return torch.optim.AdamW(parameters, lr=training.learning_rate, weight_decay=training.weight_decay)
 
     def dataset(self) -> TokenDataset:
         """Return the tokenised corpus; the first call on a machine trains the vocabulary, later ones read the cache.
@@ -54,7 +55,9 @@ def make_job(config: RunConfig) -> Job:
         sequence=model.sequence,
         dropout=model.dropout,
     )
-    return Job(config, gpt_layers(gpt, dtype=getattr(torch, config.training.dtype)), next_token_loss)
+    ignored = config.training.ignore_token
+    loss = next_token_loss if ignored is None else loss_without(ignored)
+    return Job(config, gpt_layers(gpt, dtype=getattr(torch, config.training.dtype)), loss)
 
 
 def make_plan(job: Job, *, plan: Plan | None, ranks: int | None) -> Plan:
@@ -74,19 +77,38 @@ def make_plan(job: Job, *, plan: Plan | None, ranks: int | None) -> Plan:
     layers = len(job.layers)
     if plan is None:
         wanted = job.config.plan
-        cuts = tuple(wanted.cuts) if wanted.cuts is not None else equal_layer_cuts(layers, ranks or 1)
-        plan = Plan(cuts=cuts, schedule=wanted.schedule, micro_batches=wanted.micro_batches)
-    plan.check(layers, fingerprint=job.fingerprint)
-    if plan.schedule in ("gpipe", "1f1b") and ranks is not None and ranks != plan.stages:
-        raise PlanError(
-            f"cuts={list(plan.cuts)} make {plan.stages} stages, but {ranks} ranks were asked for, and {plan.schedule} "
-            f"runs one stage a rank; use --nproc {plan.stages}, or {ranks - 1} cut points"
+        plan = Plan(
+            schedule=wanted.schedule, micro_batches=wanted.micro_batches, replicas=wanted.replicas, recompute=tuple(wanted.recompute)
         )
-    batch = job.config.training.batch_size
-    if batch % plan.micro_batches:
-        best = max(1, batch // plan.micro_batches) * plan.micro_batches
+        length = plan.pipeline_ranks(ranks) if ranks is not None else 1
+        plan = plan.evolve(cuts=tuple(wanted.cuts) if wanted.cuts is not None else equal_layer_cuts(layers, length))
+    plan.check(layers, fingerprint=job.fingerprint)
+    _check_ranks(plan, ranks)
+    _check_batch(plan, job.config)
+    return plan.evolve(fingerprint=job.fingerprint, prediction=plan.prediction)
+
+
+def _check_ranks(plan: Plan, ranks: int | None) -> None:
+    if ranks is None:
+        return
+    length = plan.pipeline_ranks(ranks)
+    if plan.schedule in ("gpipe", "1f1b") and length != plan.stages:
+        copies = f" and replicas={plan.replicas}" if plan.replicas > 1 else ""
+        raise PlanError(
+            f"cuts={list(plan.cuts)} make {plan.stages} stages, but {ranks} ranks were asked for{copies}, and {plan.schedule} "
+            f"runs one stage a rank; use --nproc {plan.stages * plan.replicas}, or {length - 1} cut points"
+        )
+
+
+def _check_batch(plan: Plan, config: RunConfig) -> None:
+    batch = config.training.batch_size
+    pieces = plan.micro_batches * plan.replicas * config.training.accumulation
+    if batch % pieces:
+        best = max(1, batch // pieces) * pieces
+        where = [f"{plan.replicas} replicas"] if plan.replicas > 1 else []
+        where += [f"{config.training.accumulation} accumulated passes"] if config.training.accumulation > 1 else []
+        over = f" ({' and '.join(where)} of {plan.micro_batches})" if where else ""
         raise ConfigError(
-            f"training.batch_size={batch} cannot be cut into {plan.micro_batches} equal micro-batches; "
+            f"training.batch_size={batch} cannot be cut into {pieces} equal micro-batches{over}; "
             f"use batch_size={best}, or micro_batches that divide {batch}"
         )
-    return plan.evolve(fingerprint=job.fingerprint, prediction=plan.prediction)

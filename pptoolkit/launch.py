@@ -13,9 +13,11 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from pptoolkit.config import RunConfig
 from pptoolkit.engine import loopback
+from pptoolkit.engine.compiled import check_compile
 from pptoolkit.errors import TrainingError
 from pptoolkit.failure import RankFailure, read_failures
 from pptoolkit.job import Job, make_job, make_plan
+from pptoolkit.job_settings import make_optimisation
 from pptoolkit.plan import Plan
 from pptoolkit.run_setup import RunSetup, mark_failed, visible_path
 from pptoolkit.telemetry import RunDirectory, RunStatus
@@ -47,8 +49,17 @@ def prepare(
     """
     job = make_job(config)
     checked = make_plan(job, plan=plan, ranks=ranks)
-    count = ranks or checked.stages
-    setup = RunSetup(checked, layers=[layer.name for layer in job.layers], ranks=count, seed=config.training.seed)
+    make_optimisation(config)  # what does not go together is refused here, before a process starts
+    count = ranks or checked.stages * checked.replicas
+    setup = RunSetup(
+        checked,
+        layers=[layer.name for layer in job.layers],
+        ranks=count,
+        seed=config.training.seed,
+        accumulation=config.training.accumulation,
+    )
+    if config.training.compile:
+        check_compile(setup.schedule)
     job.dataset()  # so that only one process trains the vocabulary, and a missing corpus is found now
     return job, setup.create(Path(run), config=config.model_dump(mode="json"), command=command)
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from pptoolkit.engine import micro_batch as mb
 from pptoolkit.engine.layers import Layer
+from pptoolkit.engine.mesh import Mesh
 from pptoolkit.engine.randomness import LayerSeeder
 from pptoolkit.engine.runtime import InstrumentedRuntime, LossFunction
 from pptoolkit.engine.shapes import Specs, StageShapes, TensorSpec, infer_stage, receive_specs, send_specs
@@ -43,6 +43,7 @@ class Pipeline:
         recorder: Where events go.
         device: Where this rank's stages live.
         resident_bytes: Cheap reading of the process's memory.
+        mesh: Which replica this rank works for; None: all ranks are one pipeline.
     """
 
     def __init__(
@@ -55,23 +56,26 @@ class Pipeline:
         recorder: Recorder,
         device: torch.device,
         resident_bytes: Callable[[], int],
+        mesh: Mesh | None = None,
     ) -> None:
-        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.mesh = mesh or Mesh.of(1)
+        self.rank, self.ranks = self.mesh.pipeline_rank, self.mesh.pipeline_ranks
         self.device = device
         self.schedule = build_schedule(plan.schedule, ranks=self.ranks, stages=plan.stages, micro_batches=plan.micro_batches)
         self._parts = plan.stage_layers(len(layers))
         self.stages = {
             index: PooledStage(
-                _build_module(layers, self._parts[index], seed=seed, device=device),
+                _build_module(layers, self._parts[index], seed=seed, replica=self.mesh.replica, device=device),
                 stage=index,
                 stages=plan.stages,
                 device=device,
+                group=self.mesh.pipeline_group,
             )
             for index in self.schedule.stages_of(self.rank)
         }
         self._loss, self._recorder, self._resident_bytes = loss, recorder, resident_bytes
         self._train = self._runtime(self.schedule)
-        self._forward_only: InstrumentedRuntime | None = None
+        self._forward_only: dict[int, InstrumentedRuntime] = {}  # by number of micro-batches
         self._shapes: dict[Specs, dict[int, StageShapes]] = {}
 
     @property
@@ -92,39 +96,66 @@ class Pipeline:
         return self._train.compute_ns / 1e9
 
     def parameters(self) -> list[nn.Parameter]:
-        return [p for stage in self.stages.values() for p in stage.module.parameters()]
+        return list(self.named_parameters().values())
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Return this rank's parameters, each once, under names that do not depend on the cut."""
+        found = {f"{layer}.{name}": p for layer, module in self.named_layers().items() for name, p in module.named_parameters()}
+        first_name = {p: name for name, p in reversed(found.items())}
+        return {name: p for name, p in found.items() if first_name[p] == name}
+
+    def named_layers(self) -> dict[str, nn.Module]:
+        """Return this rank's layers by name, in model order."""
+        modules = [self.stages[index].module for index in sorted(self.stages)]
+        return {name: layer for module in modules for name, layer in zip(module.names, module.layers, strict=True)}
 
     def named_state(self) -> dict[str, torch.Tensor]:
         """Return this rank's parameters and buffers under names that do not depend on the cut."""
         return {name: t for stage in self.stages.values() for name, t in stage.module.global_state().items()}
 
-    def train_step(self, inputs: Any, targets: Any, *, step: int, sampled: int = -1) -> float:
-        """Run forward and backward of one batch; gradients of its mean loss are added to the parameters'.
+    def train_step(
+        self, inputs: Any, targets: Any, *, step: int, sampled: int = -1, weights: Sequence[float] | None = None, first_micro_batch: int = 0
+    ) -> float:
+        """Run forward and backward of one batch; gradients of its weighted loss are added to the parameters'.
 
         Args:
-            inputs: The batch's inputs, samples along the first dimension; the same on every rank.
+            inputs: The batch's inputs, samples along the first dimension; the same on every rank of the replica.
             targets: The batch's targets, likewise.
             step: Step index.
             sampled: Micro-batch whose layers are timed, or -1.
+            weights: Factor of each micro-batch's loss; None: its share of the samples, which gives the batch's mean loss.
+            first_micro_batch: Micro-batches of this step that ran before, under gradient accumulation.
 
         Returns:
-            The batch's mean loss on the rank of the last stage, else 0.
+            The sum of the weighted losses on the rank of the last stage, else 0.
         """
-        return self._run(self._train, self.schedule.micro_batches, inputs, targets, step=step, sampled=sampled, train=True)
+        count = self.schedule.micro_batches
+        self._recorder.first_micro_batch = first_micro_batch
+        for stage in self.stages.values():
+            stage.module.seeder.first_micro_batch = first_micro_batch
+        try:
+            return self._run(self._train, count, inputs, targets, step=step, sampled=sampled, weights=weights)
+        finally:
+            self._recorder.first_micro_batch = 0
 
-    def evaluate(self, inputs: Any, targets: Any, *, step: int) -> float:
-        """Run forward only, in evaluation mode, and leave gradients, buffers and random state as they were."""
-        if self._forward_only is None:
-            self._forward_only = self._runtime(forward_schedule(self.schedule.stage_to_rank, self.schedule.micro_batches))
+    def evaluate(self, inputs: Any, targets: Any, *, step: int, weights: Sequence[float] | None = None) -> float:
+        """Run forward only, in evaluation mode, and leave gradients, buffers and random state as they were.
+
+        A batch with fewer samples than the schedule has micro-batches is cut into micro-batches of one sample. ``weights``: one each.
+        """
+        count = min(self.schedule.micro_batches, mb.batch_size(inputs))
+        if count not in self._forward_only:
+            self._forward_only[count] = self._runtime(forward_schedule(self.schedule.stage_to_rank, count))
         modules = [stage.module for stage in self.stages.values()]
+        training = [(layer, layer.training) for module in modules for layer in module.modules()]
         for module in modules:
             module.eval()
         try:
             with torch.no_grad():
-                return self._run(self._forward_only, self.schedule.micro_batches, inputs, targets, step=step, sampled=-1, train=False)
+                return self._run(self._forward_only[count], count, inputs, targets, step=step, sampled=-1, weights=weights, train=False)
         finally:
-            for module in modules:
-                module.train()
+            for layer, was_training in training:
+                layer.training = was_training
 
     def layer_facts(self) -> list[LayerFact]:
         """Return the facts of this rank's layers; the bytes are 0 until a step has run."""
@@ -151,12 +182,23 @@ class Pipeline:
             list(self.stages.values()),
             schedule,
             loss=self._loss,
-            group_ranks=range(self.ranks),
+            group_ranks=self.mesh.ranks,
             recorder=self._recorder,
             resident_bytes=self._resident_bytes,
         )
 
-    def _run(self, runtime: InstrumentedRuntime, count: int, inputs: Any, targets: Any, *, step: int, sampled: int, train: bool) -> float:
+    def _run(
+        self,
+        runtime: InstrumentedRuntime,
+        count: int,
+        inputs: Any,
+        targets: Any,
+        *,
+        step: int,
+        sampled: int,
+        weights: Sequence[float] | None,
+        train: bool = True,
+    ) -> float:
         parts = mb.split(mb.to_device(inputs, self.device), count)
         arguments = [mb.as_arguments(part) for part in parts]
         shapes = [self._infer(args) for args in arguments]
@@ -167,7 +209,7 @@ class Pipeline:
                 step=step,
                 inputs=arguments,
                 targets=mb.split(mb.to_device(targets, self.device), count),
-                weights=mb.weights(parts),
+                weights=mb.weights(parts) if weights is None else weights,
                 sampled=sampled,
             )
         finally:
@@ -190,14 +232,14 @@ class Pipeline:
             elif index - 1 in known:
                 inputs = known[index - 1].outputs
             else:
-                inputs = receive_specs(from_rank=to_rank[index - 1])
-            known[index] = infer_stage(self.stages[index].module, inputs, rank=self.rank, stage=index, device=self.device)
+                inputs = receive_specs(from_rank=self.mesh.ranks[to_rank[index - 1]])
+            known[index] = infer_stage(self.stages[index].module, inputs, rank=self.mesh.ranks[self.rank], stage=index, device=self.device)
             if index + 1 < len(to_rank) and to_rank[index + 1] != self.rank:
-                send_specs(known[index].outputs, to_rank=to_rank[index + 1])
+                send_specs(known[index].outputs, to_rank=self.mesh.ranks[to_rank[index + 1]])
         return known
 
 
-def _build_module(layers: Sequence[Layer], part: range, *, seed: int, device: torch.device) -> StageModule:
+def _build_module(layers: Sequence[Layer], part: range, *, seed: int, replica: int, device: torch.device) -> StageModule:
     names = [layers[i].name for i in part]
     modules = [layers[i].build(seed).to(device) for i in part]
-    return StageModule(names, modules, first=part.start, seeder=LayerSeeder(seed, names, replica=0, device=device))
+    return StageModule(names, modules, first=part.start, seeder=LayerSeeder(seed, names, replica=replica, device=device))

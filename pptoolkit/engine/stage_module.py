@@ -61,7 +61,7 @@ class StageModule(nn.Module):
         self.names = tuple(names)
         self.layers = nn.ModuleList(modules)
         self.first = first
-        self._seeder = seeder
+        self.seeder = seeder
         self._step = 0
         self._micro_batch = 0
         self._marks: LayerMarks | None = None
@@ -74,11 +74,11 @@ class StageModule(nn.Module):
         marks = self._marks
         last = len(self.layers) - 1
         value: Any = inputs
-        with self._seeder.untouched():
+        with self.seeder.untouched():
             for index, layer in enumerate(self.layers):
                 if marks is not None:
                     marks.forward_ns.append(time.monotonic_ns())
-                self._seeder.seed(index, self._step, self._micro_batch)
+                self.seeder.seed(index, self._step, self._micro_batch)
                 value = layer(*value) if isinstance(value, tuple) else layer(value)
                 if marks is not None and index < last:
                     marks.watch(index, value if isinstance(value, tuple) else (value,))

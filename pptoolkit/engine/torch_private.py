@@ -41,6 +41,7 @@ __all__ = [
     "check",
     "fake_mode",
     "quiet_runtime_log",
+    "shapes_only",
 ]
 
 
@@ -57,6 +58,13 @@ def fake_mode() -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def shapes_only() -> bool:
+    """Return whether :func:`fake_mode` is on."""
+    from torch._guards import detect_fake_mode
+
+    return detect_fake_mode() is not None
 
 
 def quiet_runtime_log() -> None:
