@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pptoolkit.engine.loss import WeightedLoss
     from pptoolkit.engine.optimisation import LossScale, Optimisation, ParameterGroup
     from pptoolkit.trainer import FitResult, Trainer
+    from pptoolkit.verification import Verification, verify
 
 __all__ = [
     "FitResult",
@@ -33,7 +34,9 @@ __all__ = [
     "Run",
     "TelemetrySettings",
     "Trainer",
+    "Verification",
     "WeightedLoss",
+    "verify",
 ]
 
 # What needs torch is imported when it is asked for, so that reading a run works without it.
@@ -44,7 +47,9 @@ _WITH_TORCH = {
     "Optimisation": "pptoolkit.engine.optimisation",
     "ParameterGroup": "pptoolkit.engine.optimisation",
     "Trainer": "pptoolkit.trainer",
+    "Verification": "pptoolkit.verification",
     "WeightedLoss": "pptoolkit.engine.loss",
+    "verify": "pptoolkit.verification",
 }
 
 

@@ -71,12 +71,28 @@ def launch(run: RunDirectory) -> Launched:
         TrainingError: If a rank failed or died, naming it, its stage and micro-batch, and the cause.
     """
     info = run.read_info()
-    _set_environment(info.ranks)
+    try:
+        start_ranks(info.ranks, "pptoolkit.worker", str(run.path), run_id=info.run_id)
+    except SignalException as caught:
+        return _after_signal(run, caught.sigval)
+    except ChildFailedError as failed:
+        raise _explain(run, {rank: failure.exitcode for rank, failure in failed.failures.items()}) from None
+    return Launched(run=run, stopped=run.read_info().status is RunStatus.STOPPED)
+
+
+def start_ranks(ranks: int, module: str, *arguments: str, run_id: str) -> None:
+    """Run ``python -m module arguments`` as ``ranks`` processes under torchrun's agent, and wait for them.
+
+    Raises:
+        ChildFailedError: If a rank failed.
+        SignalException: If this process was asked to end.
+    """
+    _set_environment(ranks)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=info.ranks,
-        run_id=info.run_id,
+        nproc_per_node=ranks,
+        run_id=run_id,
         rdzv_backend=loopback.BACKEND,
         rdzv_endpoint="127.0.0.1:0",
         max_restarts=0,
@@ -86,13 +102,7 @@ def launch(run: RunDirectory) -> Launched:
     )
     loopback.register()
     _quiet_agent()
-    try:
-        elastic_launch(config, sys.executable)("-m", "pptoolkit.worker", str(run.path))
-    except SignalException as caught:
-        return _after_signal(run, caught.sigval)
-    except ChildFailedError as failed:
-        raise _explain(run, {rank: failure.exitcode for rank, failure in failed.failures.items()}) from None
-    return Launched(run=run, stopped=run.read_info().status is RunStatus.STOPPED)
+    elastic_launch(config, sys.executable)("-m", module, *arguments)
 
 
 def _set_environment(ranks: int) -> None:

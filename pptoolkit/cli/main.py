@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import typer
 from click.exceptions import Abort, ClickException, Exit
 
-from pptoolkit.cli import demo, read, serve, train
+from pptoolkit.cli import demo, read, serve, train, verify
 from pptoolkit.cli.screen import show_error
 from pptoolkit.errors import PPToolkitError
 
@@ -19,6 +19,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("train")(train.train)
+app.command("verify")(verify.verify)
 app.command("report")(read.report)
 app.command("suggest")(read.suggest)
 app.command("apply")(read.apply)

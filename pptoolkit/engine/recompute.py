@@ -4,8 +4,8 @@ Neutral by construction: torch restores the random state for the second run, so 
 the second run changed (running statistics of a batch norm) are put back, so nothing is counted twice.
 """
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ def recompute_layer(layer: nn.Module) -> None:
     forward = layer.forward
 
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        return nullcontext(), _buffers_kept(layer)
+        return nullcontext(), _BuffersKept(layer)
 
     def forward_again(*inputs: Any, **named: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -28,12 +28,17 @@ def recompute_layer(layer: nn.Module) -> None:
     layer.forward = forward_again
 
 
-@contextmanager
-def _buffers_kept(layer: nn.Module) -> Iterator[None]:
-    kept = [(buffer, buffer.clone()) for buffer in layer.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, before in kept:
+class _BuffersKept(AbstractContextManager[None]):
+    """Puts a layer's buffers back. Entered once per second run: a schedule that splits the backward pass has two of them."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self._buffers = list(layer.buffers())
+        self._before: list[torch.Tensor] = []
+
+    def __enter__(self) -> None:
+        self._before = [buffer.clone() for buffer in self._buffers]
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for buffer, before in zip(self._buffers, self._before, strict=True):
             # Past the version counter: the graphs of other micro-batches in flight hold these buffers, and do not read them.
             buffer.data.copy_(before)

@@ -26,7 +26,7 @@ FEATURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tokens": ({"tokens": True}, {"tokens": True}),
     "groups": ({"no_decay": ("*.bias",)}, {"no_decay": ("*.bias",)}),
     "learning rate": ({"learning_rate": cases.warm_up}, {"learning_rate": cases.warm_up}),
-    "frozen layers": ({"frozen": ("layer03", "*6.bias")}, {"frozen": ("layer03", "*6.bias")}),
+    "frozen layers": ({"frozen": ("layer03", "*6.*bias")}, {"frozen": ("layer03", "*6.*bias")}),
     "recomputed layers": ({"recompute": ("layer0[0246]",)}, {}),
     "recomputed stages": ({"recompute_stages": True}, {}),
     "all together": (
