@@ -195,7 +195,6 @@ class Trainer:
         """End telemetry and, if we made it, the process group; called at exit where nobody does it before."""
         atexit.unregister(self.close)
         self.telemetry.close(self._status)
-        self.mesh.close()
         leave(self.world)
 
     def __enter__(self) -> "Trainer":

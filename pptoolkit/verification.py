@@ -138,7 +138,6 @@ def verify(
             reference = Reference(plain, plan, loss=loss, optimizer=optimizer, settings=settings, seed=seed, source=source)
         return _compare(training, reference, source, steps=steps, seed=seed, names=[layer.name for layer in listed])
     finally:
-        mesh.close()
         leave(world)
 
 

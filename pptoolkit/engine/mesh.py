@@ -10,6 +10,8 @@ replica 1          3   4   5
 """
 
 from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -17,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from pptoolkit.errors import PlanError
 
 _REPLICA, _PIPELINE = "replica", "pipeline"
+_MESHES: WeakKeyDictionary[Any, dict[int, DeviceMesh]] = WeakKeyDictionary()  # by process group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +43,7 @@ class Mesh:
         if ranks % replicas:
             raise PlanError(f"replicas={replicas} do not divide {ranks} ranks; start a multiple of {replicas} ranks")
         length = ranks // replicas
-        mesh = init_device_mesh("cpu", (replicas, length), mesh_dim_names=(_REPLICA, _PIPELINE)) if replicas > 1 else None
+        mesh = _device_mesh(replicas, length) if replicas > 1 else None
         return cls(replica=rank // length, replicas=replicas, pipeline_rank=rank % length, pipeline_ranks=length, device_mesh=mesh)
 
     @property
@@ -64,11 +67,10 @@ class Mesh:
         """The one-dimensional mesh of :attr:`replica_group`."""
         return self.device_mesh[_REPLICA] if self.device_mesh is not None else None
 
-    def close(self) -> None:
-        """End the groups that :meth:`of` made."""
-        if not dist.is_initialized():
-            return
-        for group in (self.pipeline_group, self.replica_group):
-            # A side that has all ranks is torch's own group of the world.
-            if group is not None and group is not dist.group.WORLD:
-                dist.destroy_process_group(group)
+
+def _device_mesh(replicas: int, length: int) -> DeviceMesh:
+    """Return the mesh of this process group, made once: its groups end with it, and torch remembers groups by their name."""
+    meshes = _MESHES.setdefault(dist.group.WORLD, {})
+    if replicas not in meshes:
+        meshes[replicas] = init_device_mesh("cpu", (replicas, length), mesh_dim_names=(_REPLICA, _PIPELINE))
+    return meshes[replicas]

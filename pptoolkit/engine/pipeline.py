@@ -76,7 +76,7 @@ class Pipeline:
         self._loss, self._recorder, self._resident_bytes = loss, recorder, resident_bytes
         self._train = self._runtime(self.schedule)
         self._forward_only: dict[int, InstrumentedRuntime] = {}  # by number of micro-batches
-        self._shapes: dict[Specs, dict[int, StageShapes]] = {}
+        self._shapes: dict[tuple[bool, Specs], dict[int, StageShapes]] = {}  # by (training, inputs of stage 0)
 
     @property
     def owns_first(self) -> bool:
@@ -159,7 +159,7 @@ class Pipeline:
 
     def layer_facts(self) -> list[LayerFact]:
         """Return the facts of this rank's layers; the bytes are 0 until a step has run."""
-        shapes = next(iter(self._shapes.values()), {})
+        shapes = next((known for (train, _), known in self._shapes.items() if train), {})
         facts = []
         for stage_index, stage in self.stages.items():
             known = shapes.get(stage_index)
@@ -201,7 +201,7 @@ class Pipeline:
     ) -> float:
         parts = mb.split(mb.to_device(inputs, self.device), count)
         arguments = [mb.as_arguments(part) for part in parts]
-        shapes = [self._infer(args) for args in arguments]
+        shapes = [self._infer(args, train=train) for args in arguments]
         for index, stage in self.stages.items():
             stage.begin_step([known[index] for known in shapes], train=train)
         try:
@@ -216,11 +216,13 @@ class Pipeline:
             for stage in self.stages.values():
                 stage.end_step()
 
-    def _infer(self, arguments: tuple[Any, ...]) -> dict[int, StageShapes]:
+    def _infer(self, arguments: tuple[Any, ...], *, train: bool) -> dict[int, StageShapes]:
         """Return the shapes of this rank's stages for one micro-batch; every rank comes here with the same shapes."""
-        key: Specs = tuple(TensorSpec.of(a) for a in arguments if isinstance(a, torch.Tensor))
+        inputs: Specs = tuple(TensorSpec.of(a) for a in arguments if isinstance(a, torch.Tensor))
+        key = train, inputs
         if key not in self._shapes:
-            self._shapes[key] = self._infer_chain(key)
+            with torch.enable_grad():  # an evaluation comes here without: what a tensor requires must not depend on it
+                self._shapes[key] = self._infer_chain(inputs)
         return self._shapes[key]
 
     def _infer_chain(self, key: Specs) -> dict[int, StageShapes]:
