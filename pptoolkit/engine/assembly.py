@@ -70,8 +70,6 @@ def assemble(
     _change_layers(pipeline, plan, settings)
     for module in modules:
         compute_in(precision, module, device)
-    if any(not p.requires_grad for p in pipeline.parameters()) and settings.replication is Replication.FSDP and mesh.replicas > 1:
-        raise ConfigError("replication='fsdp' is not offered together with frozen parameters; use replication='ddp'")
     replicas = _replicas(pipeline, mesh, settings)
     update = Update(pipeline.named_parameters(), optimizer, settings, replicas)
     return TrainingStep(pipeline, loss=step_loss, replicas=replicas, update=update, recorder=recorder, accumulation=settings.accumulation)

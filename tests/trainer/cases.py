@@ -19,11 +19,12 @@ from pptoolkit.engine.layers import Layer
 from pptoolkit.engine.loss import WeightedLoss
 from pptoolkit.engine.optimisation import LossScale, Optimisation, ParameterGroup
 from pptoolkit.engine.replicas import whole
-from pptoolkit.errors import TrainingError
+from pptoolkit.errors import InputError, TrainingError
 from pptoolkit.models import mlp_layers, squared_error
 from pptoolkit.plan import Plan
 from pptoolkit.telemetry.settings import TelemetrySettings
 from pptoolkit.trainer import Trainer
+from pptoolkit.verification import verify
 from tests.trainer import reference
 
 WIDTH, DEPTH, STEPS = 6, 8, 5
@@ -297,3 +298,64 @@ def shown(folder: str, *, plan: Plan) -> dict[str, Any]:
         seen = Watcher(trainer)
         trainer.fit(numbers(16), batch_size=16, steps=STEPS)
     return {**seen.facts(), "screen": screen.getvalue()}
+
+
+def refused(folder: str, **settings: Any) -> str:
+    """Return what a training that must not start says."""
+    try:
+        train(folder, **settings)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def refused_before_building(folder: str) -> tuple[str, int]:
+    built = []
+
+    def build() -> nn.Module:
+        built.append(1)
+        return nn.Linear(WIDTH, WIDTH)
+
+    layers = [Layer(f"layer{i}", build) for i in range(4)]
+    return refused(folder, plan=Plan(cuts=(2,), micro_batches=2), layers=lambda: layers), len(built)
+
+
+class Broken(nn.Module):
+    """Trains wrongly under a pipeline on purpose: it knows how many micro-batches it has seen."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear, self.seen = nn.Linear(width, width), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return self.linear(x) * (1.0 + 1e-3 * (self.seen // 7))
+
+
+def verified(*, plan: Plan, broken: bool = False, **settings: Any) -> dict[str, Any]:
+    layers = noisy_layers() if not broken else mlp_layers(WIDTH, 4)
+    if broken:
+        layers[2] = Layer("broken", Broken, WIDTH)
+    data = numbers(24)
+    data.x, data.y = data.x.float(), data.y.float()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = verify(
+            layers,
+            data,
+            loss=squared_error,
+            optimizer=adam,
+            plan=plan,
+            batch_size=24,
+            steps=3,
+            seed=7,
+            optimisation=Optimisation(**settings),
+        )
+    return found.to_dict()
+
+
+def compiled(folder: str) -> dict[str, Any]:
+    """Train compiled and plain."""
+    two_layers = functools.partial(mlp_layers, WIDTH, 2)
+    plan = Plan(micro_batches=2)
+    return {"compiled": train(folder, plan=plan, layers=two_layers, compile=True), "plain": train(folder, plan=plan, layers=two_layers)}
