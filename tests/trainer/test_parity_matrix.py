@@ -80,7 +80,7 @@ def test_every_schedule_equals_one_process_with_replicas(pool: Pools, tmp_path: 
 
 @pytest.mark.parametrize(("schedule", "layout"), [("1f1b", "2x2"), ("gpipe", "2x2"), ("1f1b", "2x1"), ("interleaved-1f1b", "2x2")])
 @pytest.mark.parametrize(
-    "feature", ["plain", "clipping", "accumulation", "ragged", "tokens", "groups", "learning rate", "frozen layers", "recomputed layers"]
+    "feature", ["plain", "clipping", "accumulation", "ragged", "tokens", "groups", "learning rate", "recomputed layers"]
 )
 def test_sharded_replicas_equal_one_process(pool: Pools, tmp_path: Path, schedule: str, layout: str, feature: str) -> None:
     check(pool, tmp_path, schedule, layout, feature, replication="fsdp")
