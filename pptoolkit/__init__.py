@@ -19,19 +19,43 @@ from pptoolkit.telemetry.settings import TelemetrySettings
 
 if TYPE_CHECKING:
     from pptoolkit.engine.layers import Layer
+    from pptoolkit.engine.loss import WeightedLoss
     from pptoolkit.engine.micro_batch import MicroBatches
+    from pptoolkit.engine.optimisation import LossScale, Optimisation, ParameterGroup
     from pptoolkit.job import Job
     from pptoolkit.trainer import FitResult, Trainer
+    from pptoolkit.verification import Verification, verify
 
-__all__ = ["FitResult", "Job", "Layer", "MicroBatches", "Plan", "Run", "TelemetrySettings", "Trainer"]
+__all__ = [
+    "FitResult",
+    "Job",
+    "Layer",
+    "LossScale",
+    "MicroBatches",
+    "Optimisation",
+    "ParameterGroup",
+    "Plan",
+    "Run",
+    "TelemetrySettings",
+    "Trainer",
+    "Verification",
+    "WeightedLoss",
+    "verify",
+]
 
 # What needs torch is imported when it is asked for, so that reading a run works without it.
 _WITH_TORCH = {
     "FitResult": "pptoolkit.trainer",
     "Job": "pptoolkit.job",
     "Layer": "pptoolkit.engine.layers",
+    "LossScale": "pptoolkit.engine.optimisation",
     "MicroBatches": "pptoolkit.engine.micro_batch",
+    "Optimisation": "pptoolkit.engine.optimisation",
+    "ParameterGroup": "pptoolkit.engine.optimisation",
     "Trainer": "pptoolkit.trainer",
+    "Verification": "pptoolkit.verification",
+    "WeightedLoss": "pptoolkit.engine.loss",
+    "verify": "pptoolkit.verification",
 }
 
 

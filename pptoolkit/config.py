@@ -52,20 +52,56 @@ class DataConfig(_Section):
 
 
 class TrainingConfig(_Section):
+    """How the model is trained.
+
+    ``batch_size`` samples make a step: over all replicas, ``accumulation`` passes through the pipeline, and the plan's
+    micro-batches. ``no_decay``, ``frozen`` and ``recompute`` are shell patterns: ``"*.bias"`` fits parameters by name,
+    ``"block0?"`` fits layers. The learning rate rises over ``warmup_steps`` and falls by ``decay`` to ``final_ratio`` of
+    itself. Targets equal to ``ignore_token`` count nowhere. ``replication``: how replicas stay equal.
+    """
+
     batch_size: Positive = 32
     steps: Positive = 40
     seed: Annotated[int, Field(ge=0)] = 0
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    decay: Literal["constant", "cosine", "linear"] = "constant"
+    final_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    no_decay: list[str] = []
     clip_norm: Annotated[float, Field(gt=0)] | None = None
+    accumulation: Positive = 1
     dtype: Literal["float32", "float64"] = "float32"
+    precision: Literal["full", "bf16", "fp16"] = "full"
+    ignore_token: Annotated[int, Field(ge=0)] | None = None
+    frozen: list[str] = []
+    recompute: list[str] = []
+    compile: bool = False
+    replication: Literal["ddp", "fsdp"] = "ddp"
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> "TrainingConfig":
+        if self.precision != "full" and self.dtype == "float64":
+            raise ValueError(f"precision={self.precision!r} has no effect with dtype='float64'; use one or the other")
+        if self.warmup_steps >= self.steps:
+            raise ValueError(f"warmup_steps={self.warmup_steps} do not fit steps={self.steps}; use fewer")
+        if self.final_ratio and self.decay == "constant":
+            raise ValueError(f"final_ratio={self.final_ratio} has no effect with decay='constant'; use decay='cosine' or 'linear'")
+        return self
 
 
 class PlanConfig(_Section):
-    """How to cut when no plan file is given. No ``cuts``: the same number of layers for every rank."""
+    """How to cut when no plan file is given. No ``cuts``: the same number of layers for every rank.
+
+    ``replicas`` pipelines train side by side, each on its part of the batch; ``recompute`` names stages that keep no
+    activations and run again in the backward pass.
+    """
 
     cuts: list[int] | None = None
     schedule: str = "1f1b"
     micro_batches: Positive = 8
+    replicas: Positive = 1
+    recompute: list[int] = []
 
 
 class TelemetryConfig(_Section):

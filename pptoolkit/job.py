@@ -17,7 +17,7 @@ from pptoolkit.data import TokenDataset, load_tokens
 from pptoolkit.engine.layers import Layer, as_layers
 from pptoolkit.engine.runtime import LossFunction
 from pptoolkit.errors import ConfigError, PlanError, PPToolkitError
-from pptoolkit.models import GPTConfig, gpt_layers, next_token_loss
+from pptoolkit.models import GPTConfig, gpt_layers, loss_without, next_token_loss
 from pptoolkit.plan import Plan, equal_layer_cuts, fingerprint_layers
 
 
@@ -46,7 +46,7 @@ class Job:
         return [layer.name for layer in as_layers(self.layers)]
 
     def make_optimizer(self, config: RunConfig) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
-        return self.optimizer or partial(torch.optim.AdamW, lr=config.training.learning_rate)
+        return self.optimizer or partial(torch.optim.AdamW, lr=config.training.learning_rate, weight_decay=config.training.weight_decay)
 
 
 def make_job(config: RunConfig) -> Job:
@@ -66,8 +66,10 @@ def make_job(config: RunConfig) -> Job:
         sequence=model.sequence,
         dropout=model.dropout,
     )
+    ignored = config.training.ignore_token
+    loss = next_token_loss if ignored is None else loss_without(ignored)
     layers = gpt_layers(gpt, dtype=getattr(torch, config.training.dtype))
-    return Job(layers=layers, loss=next_token_loss, dataset=partial(_corpus, config))
+    return Job(layers=layers, loss=loss, dataset=partial(_corpus, config))
 
 
 def make_plan(job: Job, config: RunConfig, *, plan: Plan | None, ranks: int | None) -> Plan:
@@ -88,22 +90,41 @@ def make_plan(job: Job, config: RunConfig, *, plan: Plan | None, ranks: int | No
     layers = len(job.layer_names)
     if plan is None:
         wanted = config.plan
-        cuts = tuple(wanted.cuts) if wanted.cuts is not None else equal_layer_cuts(layers, ranks or 1)
-        plan = Plan(cuts=cuts, schedule=wanted.schedule, micro_batches=wanted.micro_batches)
-    plan.check(layers, fingerprint=job.fingerprint)
-    if plan.schedule in ("gpipe", "1f1b") and ranks is not None and ranks != plan.stages:
-        raise PlanError(
-            f"cuts={list(plan.cuts)} make {plan.stages} stages, but {ranks} ranks were asked for, and {plan.schedule} "
-            f"runs one stage a rank; use --nproc {plan.stages}, or {ranks - 1} cut points"
+        plan = Plan(
+            schedule=wanted.schedule, micro_batches=wanted.micro_batches, replicas=wanted.replicas, recompute=tuple(wanted.recompute)
         )
+        length = plan.pipeline_ranks(ranks) if ranks is not None else 1
+        plan = plan.evolve(cuts=tuple(wanted.cuts) if wanted.cuts is not None else equal_layer_cuts(layers, length))
+    plan.check(layers, fingerprint=job.fingerprint)
+    _check_ranks(plan, ranks)
+    _check_batch(plan, config)
+    return plan.evolve(fingerprint=job.fingerprint, prediction=plan.prediction)
+
+
+def _check_ranks(plan: Plan, ranks: int | None) -> None:
+    if ranks is None:
+        return
+    length = plan.pipeline_ranks(ranks)
+    if plan.schedule in ("gpipe", "1f1b") and length != plan.stages:
+        copies = f" and replicas={plan.replicas}" if plan.replicas > 1 else ""
+        raise PlanError(
+            f"cuts={list(plan.cuts)} make {plan.stages} stages, but {ranks} ranks were asked for{copies}, and {plan.schedule} "
+            f"runs one stage a rank; use --nproc {plan.stages * plan.replicas}, or {length - 1} cut points"
+        )
+
+
+def _check_batch(plan: Plan, config: RunConfig) -> None:
     batch = config.training.batch_size
-    if batch % plan.micro_batches:
-        best = max(1, batch // plan.micro_batches) * plan.micro_batches
+    pieces = plan.micro_batches * plan.replicas * config.training.accumulation
+    if batch % pieces:
+        best = max(1, batch // pieces) * pieces
+        where = [f"{plan.replicas} replicas"] if plan.replicas > 1 else []
+        where += [f"{config.training.accumulation} accumulated passes"] if config.training.accumulation > 1 else []
+        over = f" ({' and '.join(where)} of {plan.micro_batches})" if where else ""
         raise ConfigError(
-            f"training.batch_size={batch} cannot be cut into {plan.micro_batches} equal micro-batches; "
+            f"training.batch_size={batch} cannot be cut into {pieces} equal micro-batches{over}; "
             f"use batch_size={best}, or micro_batches that divide {batch}"
         )
-    return plan.evolve(fingerprint=job.fingerprint, prediction=plan.prediction)
 
 
 def _corpus(config: RunConfig) -> TokenDataset:

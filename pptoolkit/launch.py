@@ -14,10 +14,12 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from pptoolkit.config import RunConfig
 from pptoolkit.engine import loopback
-from pptoolkit.engine.loader import BatchSource
+from pptoolkit.engine.compiled import check_compile
+from pptoolkit.engine.loader import open_source
 from pptoolkit.errors import RunError, TrainingError
 from pptoolkit.failure import RankFailure, read_failures
 from pptoolkit.job import Job, make_job, make_plan
+from pptoolkit.job_settings import make_optimisation
 from pptoolkit.plan import Plan
 from pptoolkit.run_setup import RunSetup, mark_failed, visible_path
 from pptoolkit.telemetry import RunDirectory, RunStatus
@@ -52,10 +54,19 @@ def prepare(
     TelemetrySettings.from_config(config.telemetry)
     job = make_job(config)
     checked = make_plan(job, config, plan=plan, ranks=ranks)
-    count = ranks or checked.stages
-    setup = RunSetup(checked, layers=job.layer_names, ranks=count, seed=config.training.seed)
+    make_optimisation(config)  # what does not go together is refused here, before a process starts
+    count = ranks or checked.stages * checked.replicas
+    setup = RunSetup(checked, layers=job.layer_names, ranks=count, seed=config.training.seed, accumulation=config.training.accumulation)
+    if config.training.compile:
+        check_compile(setup.schedule)
     # Read the data here too: only one process trains the vocabulary, and a missing or small corpus is found now.
-    BatchSource(job.dataset(), batch_size=config.training.batch_size, micro_batches=checked.micro_batches)
+    open_source(
+        job.dataset(),
+        batch_size=config.training.batch_size,
+        micro_batches=checked.micro_batches * config.training.accumulation,
+        replica=0,
+        replicas=checked.replicas,
+    )
     return job, setup.create(Path(run), config=config.model_dump(mode="json"), command=command)
 
 
@@ -66,12 +77,30 @@ def launch(run: RunDirectory) -> Launched:
         TrainingError: If a rank failed or died, naming it, its stage and micro-batch, and the cause.
     """
     info = run.read_info()
-    _set_environment(info.ranks)
+    try:
+        start_ranks(info.ranks, "pptoolkit.worker", str(run.path), run_id=info.run_id)
+    except SignalException as caught:
+        return _after_signal(run, caught.sigval)
+    except ChildFailedError as failed:
+        raise _explain(run, {rank: failure.exitcode for rank, failure in failed.failures.items()}) from None
+    finally:
+        _forget_endpoints(run)
+    return Launched(run=run, stopped=run.read_info().status is RunStatus.STOPPED)
+
+
+def start_ranks(ranks: int, module: str, *arguments: str, run_id: str) -> None:
+    """Run ``python -m module arguments`` as ``ranks`` processes under torchrun's agent, and wait for them.
+
+    Raises:
+        ChildFailedError: If a rank failed.
+        SignalException: If this process was asked to end.
+    """
+    _set_environment(ranks)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=info.ranks,
-        run_id=info.run_id,
+        nproc_per_node=ranks,
+        run_id=run_id,
         rdzv_backend=loopback.BACKEND,
         rdzv_endpoint="127.0.0.1:0",
         max_restarts=0,
@@ -81,15 +110,7 @@ def launch(run: RunDirectory) -> Launched:
     )
     loopback.register()
     _quiet_agent()
-    try:
-        elastic_launch(config, sys.executable)("-m", "pptoolkit.worker", str(run.path))
-    except SignalException as caught:
-        return _after_signal(run, caught.sigval)
-    except ChildFailedError as failed:
-        raise _explain(run, {rank: failure.exitcode for rank, failure in failed.failures.items()}) from None
-    finally:
-        _forget_endpoints(run)
-    return Launched(run=run, stopped=run.read_info().status is RunStatus.STOPPED)
+    elastic_launch(config, sys.executable)("-m", module, *arguments)
 
 
 def _forget_endpoints(run: RunDirectory) -> None:

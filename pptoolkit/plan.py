@@ -119,6 +119,20 @@ class Plan:
                 "run suggest on a run of this model, or remove the line 'fingerprint' to apply the cuts all the same"
             )
 
+    def pipeline_ranks(self, ranks: int) -> int:
+        """Return how many of ``ranks`` processes run one replica.
+
+        Raises:
+            PlanError: If the replicas do not divide the ranks.
+        """
+        if ranks % self.replicas:
+            more = -(-ranks // self.replicas) * self.replicas
+            raise PlanError(
+                f"replicas={self.replicas} in the plan do not divide {ranks} ranks; "
+                f"start {more} ranks, or set replicas to a divisor of {ranks}"
+            )
+        return ranks // self.replicas
+
     def evolve(self, **changes: Any) -> "Plan":
         """Return a copy with ``changes``; what no longer holds (prediction) must be passed anew."""
         return replace(self, **{"prediction": None, **changes})

@@ -67,3 +67,8 @@ class TrainingProgress:
         elif self._done in (1, self._steps) or self._done % self._every == 0 or time.monotonic() - self._last_print > 15:
             self._last_print = time.monotonic()
             self._console.print(f"  step {self._done:>{len(str(self._steps))}}/{self._steps}  {numbers}", soft_wrap=True)
+
+    def say(self, message: str) -> None:
+        """Show one sentence below the steps."""
+        if self._shown:
+            self._console.print(f"  {message}", soft_wrap=True, markup=False)

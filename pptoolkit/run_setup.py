@@ -32,18 +32,21 @@ class RunSetup:
         layers: Names of the model's layers.
         ranks: Processes of the run.
         seed: The run's seed.
+        accumulation: Pipeline steps per step of the optimizer.
 
     Attributes:
         keeper: Whether this rank writes run.json: rank 0, and one rank on every other host that has a directory of its own.
 
     Raises:
-        PlanError: If the plan's stages do not fit the number of ranks.
+        PlanError: If the plan's stages and replicas do not fit the number of ranks.
     """
 
-    def __init__(self, plan: Plan, *, layers: Sequence[str], ranks: int, seed: int) -> None:
-        self.plan, self._layers, self._ranks, self._seed = plan, tuple(layers), ranks, seed
+    def __init__(self, plan: Plan, *, layers: Sequence[str], ranks: int, seed: int, accumulation: int = 1) -> None:
+        self.plan, self._layers, self._ranks, self._seed, self._accumulation = plan, tuple(layers), ranks, seed, accumulation
         self.keeper = False
-        self.schedule = build_schedule(plan.schedule, ranks=ranks, stages=plan.stages, micro_batches=plan.micro_batches)
+        self.schedule = build_schedule(
+            plan.schedule, ranks=plan.pipeline_ranks(ranks), stages=plan.stages, micro_batches=plan.micro_batches
+        )
 
     def create(self, path: Path, *, config: dict[str, Any] | None = None, command: Sequence[str] = ()) -> RunDirectory:
         """Make a new run directory at ``path``, or at ``path-2`` and so on where that is taken.
@@ -145,6 +148,7 @@ class RunSetup:
             replicas=self.plan.replicas,
             schedule=self.plan.schedule,
             micro_batches=self.plan.micro_batches,
+            accumulation=self._accumulation,
             schedule_bubble_ratio=schedule_bubble_ratio(self.schedule),
             parent=Path(origin.run).name if origin is not None else None,
             versions={

@@ -2,7 +2,7 @@
 
 import atexit
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -13,15 +13,19 @@ import torch.distributed as dist
 from torch import nn
 
 from pptoolkit.data.order import batches
+from pptoolkit.engine import micro_batch as mb
+from pptoolkit.engine.assembly import assemble
 from pptoolkit.engine.clocks import ClockExchange, LinkProbe, probe_links
-from pptoolkit.engine.layers import Layer, as_layers, built_modules, weights_digest
-from pptoolkit.engine.loader import BatchSource
+from pptoolkit.engine.layers import Layer, as_layers
+from pptoolkit.engine.loader import BatchSource, BatchStream, open_source
 from pptoolkit.engine.memory import ResidentMemory
-from pptoolkit.engine.pipeline import Pipeline
+from pptoolkit.engine.mesh import Mesh
+from pptoolkit.engine.optimisation import Optimisation, OptimizerFactory
 from pptoolkit.engine.process_group import World, join, leave
 from pptoolkit.engine.runtime import LossFunction
-from pptoolkit.engine.step_end import StepAgreement, StopRequest, agree
-from pptoolkit.errors import ConfigError, PlanError
+from pptoolkit.engine.step_end import BatchAgreement, StopRequest, agree_on_batch, sum_over_ranks
+from pptoolkit.engine.training_step import StepOutcome
+from pptoolkit.errors import DataError
 from pptoolkit.failure import RankFailure, Termination, write_failure
 from pptoolkit.plan import Plan, equal_layer_cuts, fingerprint_layers
 from pptoolkit.progress import TrainingProgress
@@ -32,8 +36,6 @@ from pptoolkit.telemetry.process_start import process_start_ns
 from pptoolkit.telemetry.session import Telemetry
 from pptoolkit.telemetry.settings import TelemetrySettings
 
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitResult:
@@ -43,6 +45,7 @@ class FitResult:
     loss: float  # of the last step
     stopped: bool  # by Ctrl-C, before the last step asked for
     run: Path
+    message: str = ""  # why it ended before the last step asked for
 
 
 class Trainer:
@@ -50,15 +53,18 @@ class Trainer:
 
     Args:
         layers: ``nn.Sequential`` or a list of :class:`pptoolkit.Layer`; the same on every rank.
-        loss: ``loss(output, target)``: the mean over the samples of a micro-batch.
-        optimizer: Makes the optimizer from this rank's parameters.
-        plan: Cuts, schedule, micro-batches. Without one: equal layer counts, 1F1B, two micro-batches per rank.
+        loss: ``loss(output, target)``: the mean over the samples of a micro-batch; or a :class:`pptoolkit.WeightedLoss`.
+        optimizer: Makes the optimizer from this rank's parameters, or from the groups of ``optimisation``.
+        plan: Cuts, schedule, micro-batches, replicas. Without one: equal layer counts, 1F1B, two micro-batches per rank.
         run: Directory for this run; when it is taken, a number is appended. An opened :class:`RunDirectory` is used as it is.
         seed: Decides weights, dropout and the order of samples.
-        clip_norm: Largest norm of all gradients of all stages together.
+        optimisation: Clipping, accumulation, precision, learning rate, groups, frozen layers, recompute.
         telemetry: What is recorded and where it is served.
         sample_layers_every: Time the layers of one micro-batch in every n-th step; 0: never (then no cuts can be suggested).
         progress: Show progress on rank 0.
+
+    Attributes:
+        mesh: Which replica this rank works for: ``mesh.replica`` of ``mesh.replicas``.
 
     Raises:
         InputError: If plan, layers and number of ranks do not fit each other.
@@ -73,7 +79,7 @@ class Trainer:
         plan: Plan | None = None,
         run: str | Path | RunDirectory = "runs/run",
         seed: int = 0,
-        clip_norm: float | None = None,
+        optimisation: Optimisation | None = None,
         telemetry: TelemetrySettings | None = None,
         sample_layers_every: int = 1,
         progress: bool = True,
@@ -84,31 +90,37 @@ class Trainer:
         self.plan = plan or _default_plan(len(self.layers), self.world.ranks)
         fingerprint = fingerprint_layers([layer.signature() for layer in self.layers])
         self.plan.check(len(self.layers), fingerprint=fingerprint)
-        if self.plan.replicas != 1 or self.plan.recompute:
-            raise PlanError("replicas and recompute are not offered by this release; remove both from the plan")
         self.plan = self.plan if self.plan.fingerprint else self.plan.evolve(fingerprint=fingerprint, prediction=self.plan.prediction)
-        self.seed, self.clip_norm, self._progress = seed, clip_norm, progress
-        self._sample_every = sample_layers_every
-        self._setup = RunSetup(self.plan, layers=[layer.name for layer in self.layers], ranks=self.world.ranks, seed=seed)
+        self.seed, self._progress, self._sample_every = seed, progress, sample_layers_every
+        self.optimisation = optimisation or Optimisation()
+        self._setup = RunSetup(
+            self.plan,
+            layers=[layer.name for layer in self.layers],
+            ranks=self.world.ranks,
+            seed=seed,
+            accumulation=self.optimisation.accumulation,
+        )
+        self.mesh = Mesh.of(self.plan.replicas)
         self.run = self._setup.open(run, rank=self.world.rank)
-        self._memory = ResidentMemory()
         settings = (telemetry or TelemetrySettings()).reachable_at(self.world.address)
         self.telemetry = Telemetry.start(settings, self.run, RankLayout.from_info(self.run.read_info(), self.world.rank))
         self._clocks = ClockExchange(interval_s=settings.clocks_s)
         try:
             self._setup.share_endpoints(self.run, self.telemetry)
-            _check_same_weights(self.layers)
-            self.pipeline = Pipeline(
+            recording = self.telemetry.recorder.enabled
+            self._training = assemble(
                 self.layers,
                 self.plan,
                 loss=loss,
+                optimizer=optimizer,
+                settings=self.optimisation,
                 seed=seed,
                 recorder=self.telemetry.recorder,
                 device=torch.device("cpu"),
-                resident_bytes=self._memory.read if self.telemetry.recorder.enabled else lambda: 0,
+                mesh=self.mesh,
+                resident_bytes=ResidentMemory().read if recording else lambda: 0,
             )
-            parameters = [p for p in self.pipeline.parameters() if p.requires_grad]
-            self.optimizer = optimizer(parameters) if parameters else None
+            self.pipeline = self._training.pipeline
             self._measure_links(link_probe or LinkProbe())
         except BaseException as error:
             self._fail(error)
@@ -118,13 +130,19 @@ class Trainer:
         self._status = RunStatus.RUNNING
         atexit.register(self.close)
 
-    def fit(self, dataset: Any, *, batch_size: int, steps: int) -> FitResult:
-        """Train until ``steps`` steps are done in all.
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """This rank's optimizer; None on a rank without parameters to train."""
+        return self._training.update.optimizer
+
+    def fit(self, dataset: Any, *, batch_size: int | None = None, steps: int) -> FitResult:
+        """Train until ``steps`` steps are done in all, or until an iterable ends on any rank.
 
         Args:
             dataset: ``len(dataset)`` samples, ``dataset[i] -> (input, target)``, the same on every rank; a ``batch(indices)``
-                method is used where there is one.
-            batch_size: Samples per step, over all micro-batches.
+                method is used where there is one. Or an iterable of (inputs, targets) batches, the same on all ranks of
+                a replica, its own for each replica.
+            batch_size: Samples per step, over all micro-batches, accumulated batches and replicas. Not with an iterable.
             steps: Steps of the whole run.
 
         Raises:
@@ -133,9 +151,15 @@ class Trainer:
             PeerLostError: If another rank is gone.
         """
         try:
-            source = BatchSource(dataset, batch_size=batch_size, micro_batches=self.plan.micro_batches)
+            source = open_source(
+                dataset,
+                batch_size=batch_size,
+                micro_batches=self.plan.micro_batches * self.optimisation.accumulation,
+                replica=self.mesh.replica,
+                replicas=self.mesh.replicas,
+            )
             if self._setup.keeper:
-                self._setup.announce(self.run, steps=steps, batch_size=batch_size, tokens_per_sample=source.tokens_per_sample)
+                self._setup.announce(self.run, steps=steps, batch_size=source.batch_size, tokens_per_sample=source.tokens_per_sample)
             with Termination(lambda: self.telemetry.close(RunStatus.FAILED)), StopRequest() as stop:
                 return self._loop(source, steps, stop)
         except BaseException as error:
@@ -146,18 +170,28 @@ class Trainer:
         """Return the mean loss over ``dataset``, the same on every rank; training is left as it was.
 
         Args:
-            dataset: As in :meth:`fit`.
-            batch_size: Samples per batch, at least one per micro-batch.
-            batches: How many batches to take; None: all full ones.
+            dataset: Samples by index, as in :meth:`fit`.
+            batch_size: Samples per batch, over all replicas.
+            batches: How many batches to take; None: all, the last one maybe smaller.
         """
-        source = BatchSource(dataset, batch_size=batch_size, micro_batches=self.plan.micro_batches)
-        count = len(source) if batches is None else min(batches, len(source))
-        total = 0.0
+        source = BatchSource(dataset, batch_size=batch_size, micro_batches=1, replica=self.mesh.replica, replicas=self.mesh.replicas)
+        samples = source.samples if batches is None else min(batches * batch_size, source.samples)
+        training = self._training
+        loss = count = 0.0
         with self.telemetry.recorder.span(Op.EVAL):
-            for index in range(count):
-                inputs, targets = source.batch(range(index * batch_size, (index + 1) * batch_size))
-                total += self.pipeline.evaluate(inputs, targets, step=index)
-            return agree(loss=total, squared_norm=0.0, stop=False, compute_s=0.0).loss / count
+            training.replicas.gather()
+            try:
+                for step, start in enumerate(range(0, samples, batch_size)):
+                    part = source.part(range(start, min(start + batch_size, samples)))
+                    if not len(part):
+                        continue  # a last batch of fewer samples than replicas
+                    inputs, targets = source.batch(part)
+                    loss += training.evaluate(inputs, targets, step=step)
+                    count += training.count(targets) if self.pipeline.owns_last else 0.0
+            finally:
+                training.replicas.scatter()
+            total_loss, total_count = sum_over_ranks(loss, count)
+        return total_loss / total_count if total_count else float("nan")
 
     def close(self) -> None:
         """End telemetry and, if we made it, the process group; called at exit where nobody does it before."""
@@ -173,11 +207,9 @@ class Trainer:
 
     # -- one run -------------------------------------------------------------------------------------------------------
 
-    def _loop(self, source: BatchSource, steps: int, stop: StopRequest) -> FitResult:
+    def _loop(self, source: BatchSource | BatchStream, steps: int, stop: StopRequest) -> FitResult:
         recorder = self.telemetry.recorder
-        order = batches(source.samples, source.batch_size, seed=self.seed, start_step=self.step, source=source.name)
-        first, loss, stopped = self.step, float("nan"), False
-        counts = self.pipeline.owns_last  # one rank of the pipeline counts the samples, so that sums over ranks are right
+        parts, first, loss, stopped, ended = self._parts(source), self.step, float("nan"), False, ""
         if not self._started:
             self._started = True
             recorder.record(Op.STARTUP, -1, -1, -1, process_start_ns(), time.monotonic_ns())
@@ -185,67 +217,88 @@ class Trainer:
             while self.step < steps and not stopped:
                 recorder.begin_step(self.step)
                 with recorder.span(Op.DATA):
-                    inputs, targets = source.batch(next(order))
-                agreed = self._one_step(inputs, targets, stop)
-                loss, stopped = agreed.loss, agreed.stop
+                    batch = next(parts, None)
+                agreed = self._agree_on_batch(source, batch)
+                if agreed.ended or batch is None:
+                    ended = f"the data ended after step {self.step} of {steps}: a rank has no batch left, so all ranks stop"
+                    break
+                outcome = self._one_step(batch, agreed, lambda: stop.asked)
+                loss, stopped = outcome.loss, outcome.stop
                 self.pipeline.clock.resolve()
                 step_s = recorder.end_step() / 1e9
-                self.telemetry.step_done(
-                    StepSummary(
-                        step=self.step,
-                        loss=loss,
-                        samples=source.batch_size if counts else 0,
-                        tokens=source.batch_size * source.tokens_per_sample if counts else 0,
-                        gradient_norm=agreed.gradient_norm if self.clip_norm is not None else None,
-                        learning_rate=self.optimizer.param_groups[0]["lr"] if self.optimizer is not None else None,
-                    )
-                )
-                bubble = max(0.0, 1 - agreed.compute_s / (self.world.ranks * step_s))
-                progress.step(loss=loss, step_time_s=step_s, samples=source.batch_size, bubble_ratio=bubble)
+                self._tell(source, batch, outcome)
+                bubble = max(0.0, 1 - outcome.compute_s / (self.world.ranks * step_s))
+                progress.step(loss=loss, step_time_s=step_s, samples=agreed.samples, bubble_ratio=bubble)
                 if self.step == first:
                     self._share_layer_facts()
                 self.step += 1
-                if agreed.exchange_clocks:
+                if outcome.exchange_clocks:
                     self._add_clock()
+            if ended:
+                progress.say(ended)
         if self._clocks.needed:
             self._add_clock()  # so that drift is known up to the last step
         early = stopped and self.step < steps
         self._status = RunStatus.STOPPED if early else RunStatus.FINISHED
+        message = f"stopped by Ctrl-C after step {self.step} of {steps}" if early else ended
         self.telemetry.flush()
         if self._setup.keeper:
-            self._setup.end(self.run, self._status, f"stopped by Ctrl-C after step {self.step} of {steps}" if early else "")
-        return FitResult(steps=self.step - first, loss=loss, stopped=early, run=self.run.path)
+            self._setup.end(self.run, self._status, message)
+        return FitResult(steps=self.step - first, loss=loss, stopped=early, run=self.run.path, message=message)
 
-    def _one_step(self, inputs: Any, targets: Any, stop: StopRequest) -> StepAgreement:
-        recorder, pipeline = self.telemetry.recorder, self.pipeline
-        sampled = self.step % self.plan.micro_batches if self._sample_every and self.step % self._sample_every == 0 else -1
-        with recorder.span(Op.SCHEDULE):
-            share = pipeline.train_step(inputs, targets, step=self.step, sampled=sampled)
-        parameters = pipeline.parameters()
-        gradients = [p.grad for p in pipeline.norm_parameters() if p.grad is not None]
-        clip = self.clip_norm is not None
-        squared = float(torch.nn.utils.get_total_norm(gradients)) ** 2 if clip and gradients else 0.0
-        with recorder.span(Op.REDUCE):
-            agreed = agree(
-                loss=share,
-                squared_norm=squared,
-                stop=stop.asked,
-                compute_s=pipeline.compute_s,
-                exchange_clocks=recorder.enabled and self._clocks.due,
+    def _parts(self, source: BatchSource | BatchStream) -> Iterator[tuple[Any, Any]]:
+        """Yield this replica's part of each batch; of a data set by index, for ever, in an order that seed and step decide."""
+        if isinstance(source, BatchStream):
+            return source.parts()
+        return source.parts(batches(source.samples, source.batch_size, seed=self.seed, start_step=self.step, source=source.name))
+
+    def _agree_on_batch(self, source: BatchSource | BatchStream, batch: tuple[Any, Any] | None) -> BatchAgreement:
+        """Learn what the whole batch counts for: by asking the others only where this rank cannot know."""
+        training = self._training
+        samples = mb.batch_size(batch[0]) if batch is not None else 0
+        if isinstance(source, BatchSource) and training.counts_samples:
+            return BatchAgreement(float(source.batch_size), source.batch_size, ended=False, too_small=False)
+        least = self.plan.micro_batches * self.optimisation.accumulation
+        count = (float(samples) if training.counts_samples else training.count(batch[1])) if batch is not None else 0.0
+        speaks = self.mesh.pipeline_rank == 0  # one rank of a replica
+        with self.telemetry.recorder.span(Op.REDUCE):
+            agreed = agree_on_batch(
+                count=count if speaks else 0.0,
+                samples=samples if speaks else 0,
+                ended=batch is None,
+                too_small=batch is not None and samples < least,
             )
-        with recorder.span(Op.OPTIMIZER):
-            if self.clip_norm is not None:
-                torch.nn.utils.clip_grads_with_norm_(parameters, self.clip_norm, torch.tensor(agreed.gradient_norm))
-            if self.optimizer is not None:
-                self.optimizer.step()
-                self.optimizer.zero_grad(set_to_none=True)
+        if agreed.too_small and not agreed.ended:
+            raise DataError(
+                f"a replica's batch of step {self.step} has fewer samples than its {least} micro-batches "
+                f"(here: {samples} samples); use larger batches or fewer micro-batches"
+            )
         return agreed
+
+    def _one_step(self, batch: tuple[Any, Any], agreed: BatchAgreement, stop: Callable[[], bool]) -> StepOutcome:
+        sampled = self.step % self.plan.micro_batches if self._sample_every and self.step % self._sample_every == 0 else -1
+        exchange = self.telemetry.recorder.enabled and self._clocks.due
+        return self._training.run(*batch, step=self.step, total=agreed.total, sampled=sampled, stop=stop, exchange_clocks=exchange)
+
+    def _tell(self, source: BatchSource | BatchStream, batch: tuple[Any, Any], outcome: StepOutcome) -> None:
+        # One rank of each replica counts its samples, so that sums over ranks are right.
+        samples = mb.batch_size(batch[0]) if self.pipeline.owns_last else 0
+        self.telemetry.step_done(
+            StepSummary(
+                step=self.step,
+                loss=outcome.loss,
+                samples=samples,
+                tokens=samples * source.tokens_per_sample,
+                gradient_norm=outcome.gradient_norm,
+                learning_rate=outcome.learning_rate,
+            )
+        )
 
     def _measure_links(self, probe: LinkProbe) -> None:
         if not self.telemetry.recorder.enabled:
             return
         self._add_clock()
-        for found in probe_links(self._setup.schedule.stage_to_rank, probe):
+        for found in probe_links([self.mesh.ranks[rank] for rank in self._setup.schedule.stage_to_rank], probe):
             end_ns = found.start_ns + found.one_way_ns
             self.telemetry.add_probe(stage=found.stage, peer=found.peer_stage, start_ns=found.start_ns, end_ns=end_ns, bytes=found.bytes)
 
@@ -258,7 +311,9 @@ class Trainer:
         gathered: list[Any] = [None] * self.world.ranks
         dist.all_gather_object(gathered, [asdict(fact) for fact in self.pipeline.layer_facts()])
         if self._setup.keeper:
-            self._setup.add_layer_facts(self.run, sorted((f for facts in gathered for f in facts), key=lambda f: f["index"]))
+            # Of several replicas, one.
+            facts = {fact["index"]: fact for facts in gathered for fact in facts}
+            self._setup.add_layer_facts(self.run, [facts[index] for index in sorted(facts)])
 
     def _fail(self, error: BaseException) -> None:
         failure = RankFailure.of(error, rank=self.world.rank)
@@ -271,19 +326,3 @@ class Trainer:
 
 def _default_plan(layers: int, ranks: int) -> Plan:
     return Plan(cuts=equal_layer_cuts(layers, ranks), schedule="1f1b", micro_batches=max(1, 2 * ranks))
-
-
-def _check_same_weights(layers: Sequence[Layer]) -> None:
-    """Refuse modules that were built differently on different ranks; those that the engine builds are seeded by name."""
-    modules = built_modules(layers)
-    if not modules or dist.get_world_size() == 1:
-        return
-    mine = torch.tensor([weights_digest(modules)])
-    least, most = mine.clone(), mine.clone()
-    dist.all_reduce(least, dist.ReduceOp.MIN)
-    dist.all_reduce(most, dist.ReduceOp.MAX)
-    if not torch.equal(least, most):
-        raise ConfigError(
-            "the ranks built the model with different weights; call torch.manual_seed(...) before building it, "
-            "or pass pptoolkit.Layer factories, which are seeded by name"
-        )

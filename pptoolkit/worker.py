@@ -35,6 +35,7 @@ def main() -> None:
 
 def _train(run: RunDirectory) -> None:
     from pptoolkit.job import make_job
+    from pptoolkit.job_settings import make_optimisation
     from pptoolkit.trainer import Trainer
 
     config = RunConfig.from_dict(run.read_info().config, where=str(run.info_path))
@@ -47,7 +48,7 @@ def _train(run: RunDirectory) -> None:
         plan=Plan.load(run.plan_path),
         run=run,
         seed=config.training.seed,
-        clip_norm=config.training.clip_norm,
+        optimisation=make_optimisation(config),
         telemetry=telemetry,
         sample_layers_every=config.telemetry.sample_layers_every,
     ) as trainer:

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from pptoolkit.cli import collect, demo, foreign, monitoring, read, serve, simulate, train
+from pptoolkit.cli import collect, demo, foreign, monitoring, read, serve, simulate, train, verify
 from pptoolkit.cli.screen import show_error
 from pptoolkit.errors import PPToolkitError
 
@@ -22,6 +22,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("train")(train.train)
+app.command("verify")(verify.verify)
 app.command("report")(read.report)
 app.command("suggest")(read.suggest)
 app.command("apply")(read.apply)

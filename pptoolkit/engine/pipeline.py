@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from pptoolkit.engine import micro_batch as mb
 from pptoolkit.engine.device_clock import make_device_clock
 from pptoolkit.engine.layers import Layer
+from pptoolkit.engine.mesh import Mesh
 from pptoolkit.engine.randomness import LayerSeeder
 from pptoolkit.engine.runtime import InstrumentedRuntime, LossFunction
 from pptoolkit.engine.shape_book import ShapeBook
@@ -49,6 +49,7 @@ class Pipeline:
         recorder: Where events go.
         device: Where this rank's stages live.
         resident_bytes: Cheap reading of the process's memory.
+        mesh: Which replica this rank works for; None: all ranks are one pipeline.
 
     Raises:
         PlanError: If the plan does not fit the number of ranks, or its schedule trains nothing.
@@ -66,8 +67,10 @@ class Pipeline:
         recorder: Recorder,
         device: torch.device,
         resident_bytes: Callable[[], int],
+        mesh: Mesh | None = None,
     ) -> None:
-        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.mesh = mesh or Mesh.of(1)
+        self.rank, self.ranks = self.mesh.pipeline_rank, self.mesh.pipeline_ranks
         self.device = device
         self.schedule = build_schedule(plan.schedule, ranks=self.ranks, stages=plan.stages, micro_batches=plan.micro_batches)
         if self.schedule.name == FORWARD_ONLY:
@@ -77,17 +80,32 @@ class Pipeline:
         self._parts = plan.stage_layers(len(layers))
         built = {i: layers[i].build(seed).to(device) for stage in self.schedule.stages_of(self.rank) for i in self._parts[stage]}
         layer_to_rank = [self.schedule.stage_to_rank[stage] for stage, part in enumerate(self._parts) for _ in part]
-        self._ties = TiedParameters(self._wiring, built, layer_to_rank, rank=self.rank, group_ranks=range(self.ranks))
+        self._ties = TiedParameters(
+            self._wiring, built, layer_to_rank, rank=self.rank, group_ranks=self.mesh.ranks, group=self.mesh.pipeline_group
+        )
         self.stages = {
-            index: PooledStage(self._stage_module(index, built, seed), stage=index, stages=plan.stages, device=device)
+            index: PooledStage(
+                self._stage_module(index, built, seed),
+                stage=index,
+                stages=plan.stages,
+                device=device,
+                group=self.mesh.pipeline_group,
+            )
             for index in self.schedule.stages_of(self.rank)
         }
         self._loss, self._recorder, self._resident_bytes = loss, recorder, resident_bytes
         self.clock = make_device_clock(device, recorder)
         self._train = self._runtime(self.schedule)
-        self._forward_only: InstrumentedRuntime | None = None
+        self._forward_only: dict[int, InstrumentedRuntime] = {}  # by number of micro-batches
         modules = {index: stage.module for index, stage in self.stages.items()}
-        self._shapes = ShapeBook(modules, self.schedule.stage_to_rank, group_ranks=range(self.ranks), rank=self.rank, device=device)
+        self._shapes = ShapeBook(
+            modules,
+            self.schedule.stage_to_rank,
+            group_ranks=self.mesh.ranks,
+            rank=self.rank,
+            device=device,
+            group=self.mesh.pipeline_group,
+        )
         _warn_of_batch_norm(modules.values(), plan.micro_batches)
 
     @property
@@ -118,6 +136,11 @@ class Pipeline:
         """
         return {name: t for name, t in self._named_tensors() if isinstance(t, nn.Parameter)}
 
+    def named_layers(self) -> dict[str, nn.Module]:
+        """Return this rank's layers by name, in model order."""
+        modules = [self.stages[index].module for index in sorted(self.stages)]
+        return {name: layer for module in modules for name, layer in zip(module.names, module.layers, strict=True)}
+
     def norm_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that this rank adds to the global gradient norm: all but copies of what another rank owns."""
         copies = {id(p) for p in self._ties.copies}
@@ -145,38 +168,62 @@ class Pipeline:
         """Infer all shapes anew, after parameters were frozen or unfrozen. Call it on every rank."""
         self._shapes.forget()
 
-    def train_step(self, inputs: Any, targets: Any, *, step: int, sampled: int = -1, accumulates: bool = False) -> float:
-        """Run forward and backward of one batch; gradients of its mean loss are added to the parameters'.
+    def train_step(
+        self,
+        inputs: Any,
+        targets: Any,
+        *,
+        step: int,
+        sampled: int = -1,
+        weights: Sequence[float] | None = None,
+        first_micro_batch: int = 0,
+        accumulates: bool = False,
+    ) -> float:
+        """Run forward and backward of one batch; gradients of its weighted loss are added to the parameters'.
 
         Args:
-            inputs: The batch's inputs, samples along the first dimension; the same on every rank. A tuple is the first layer's
-                arguments; names that layers take are the keys of a dict, which may be the last entry of the tuple.
+            inputs: The batch's inputs, samples along the first dimension; the same on every rank of the replica. A tuple is the
+                first layer's arguments; names that layers take are the keys of a dict, which may be the last entry of the tuple.
             targets: The batch's targets, likewise. Both may be :class:`~pptoolkit.engine.micro_batch.MicroBatches`.
             step: Step index.
             sampled: Micro-batch whose layers are timed, or -1.
+            weights: Factor of each micro-batch's loss; None: its share of the samples, which gives the batch's mean loss.
+            first_micro_batch: Micro-batches of this step that ran before, under gradient accumulation.
             accumulates: Another batch follows before the optimizer: gradients of tied parameters are not summed yet.
 
         Returns:
-            The batch's mean loss on the rank of the last stage, else 0.
+            The sum of the weighted losses on the rank of the last stage, else 0.
         """
-        share = self._run(self._train, self.schedule.micro_batches, inputs, targets, step=step, sampled=sampled, train=True)
+        count = self.schedule.micro_batches
+        self._recorder.first_micro_batch = first_micro_batch
+        for stage in self.stages.values():
+            stage.module.seeder.first_micro_batch = first_micro_batch
+        try:
+            share = self._run(self._train, count, inputs, targets, step=step, sampled=sampled, weights=weights)
+        finally:
+            self._recorder.first_micro_batch = 0
         if not accumulates:
             self.reduce_ties()
         return share
 
-    def evaluate(self, inputs: Any, targets: Any, *, step: int) -> float:
-        """Run forward only, in evaluation mode, and leave gradients, buffers and random state as they were."""
-        if self._forward_only is None:
-            self._forward_only = self._runtime(forward_schedule(self.schedule.stage_to_rank, self.schedule.micro_batches))
+    def evaluate(self, inputs: Any, targets: Any, *, step: int, weights: Sequence[float] | None = None) -> float:
+        """Run forward only, in evaluation mode, and leave gradients, buffers and random state as they were.
+
+        A batch with fewer samples than the schedule has micro-batches is cut into micro-batches of one sample. ``weights``: one each.
+        """
+        count = min(self.schedule.micro_batches, mb.batch_size(inputs))
+        if count not in self._forward_only:
+            self._forward_only[count] = self._runtime(forward_schedule(self.schedule.stage_to_rank, count))
         modules = [stage.module for stage in self.stages.values()]
+        training = [(layer, layer.training) for module in modules for layer in module.modules()]
         for module in modules:
             module.eval()
         try:
             with torch.no_grad():
-                return self._run(self._forward_only, self.schedule.micro_batches, inputs, targets, step=step, sampled=-1, train=False)
+                return self._run(self._forward_only[count], count, inputs, targets, step=step, sampled=-1, weights=weights, train=False)
         finally:
-            for module in modules:
-                module.train()
+            for layer, was_training in training:
+                layer.training = was_training
 
     def layer_facts(self) -> list[LayerFact]:
         """Return the facts of this rank's layers; the bytes are 0 until a step has run."""
@@ -203,13 +250,24 @@ class Pipeline:
             list(self.stages.values()),
             schedule,
             loss=self._loss,
-            group_ranks=range(self.ranks),
+            group_ranks=self.mesh.ranks,
             recorder=self._recorder,
             resident_bytes=self._resident_bytes,
             clock=self.clock,
         )
 
-    def _run(self, runtime: InstrumentedRuntime, count: int, inputs: Any, targets: Any, *, step: int, sampled: int, train: bool) -> float:
+    def _run(
+        self,
+        runtime: InstrumentedRuntime,
+        count: int,
+        inputs: Any,
+        targets: Any,
+        *,
+        step: int,
+        sampled: int,
+        weights: Sequence[float] | None,
+        train: bool = True,
+    ) -> float:
         parts = mb.split(mb.to_device(inputs, self.device), count)
         target_parts = mb.split(mb.to_device(targets, self.device), count)
         arguments, named = zip(*(self._wiring.split_inputs(part) for part in parts), strict=True)
@@ -219,7 +277,12 @@ class Pipeline:
             stage.begin_step([known[index] for known in shapes], train=train)
         try:
             return runtime.run_step(
-                step=step, inputs=arguments, named=named, targets=target_parts, weights=mb.weights(parts), sampled=sampled
+                step=step,
+                inputs=arguments,
+                named=named,
+                targets=target_parts,
+                weights=mb.weights(parts) if weights is None else weights,
+                sampled=sampled,
             )
         finally:
             for stage in self.stages.values():
@@ -227,7 +290,7 @@ class Pipeline:
 
     def _stage_module(self, index: int, built: dict[int, nn.Module], seed: int) -> StageModule:
         part = self._parts[index]
-        seeder = LayerSeeder(seed, [self._wiring.names[i] for i in part], replica=0, device=self.device)
+        seeder = LayerSeeder(seed, [self._wiring.names[i] for i in part], replica=self.mesh.replica, device=self.device)
         return StageModule([built[i] for i in part], part, wiring=self._wiring, seeder=seeder)
 
     def _named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

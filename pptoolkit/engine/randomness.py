@@ -40,15 +40,19 @@ class LayerSeeder:
         seed: The run's seed.
         names: Names of the stage's layers, in order.
         replica: Index of this replica.
+
+    Attributes:
+        first_micro_batch: Added to a micro-batch's index: under gradient accumulation the later batches of a step draw anew.
     """
 
     def __init__(self, seed: int, names: Sequence[str], replica: int, device: torch.device) -> None:
         self._bases = [layer_seed(seed, name) for name in names]
         self._replica = replica
         self._device = device
+        self.first_micro_batch = 0
 
     def seed(self, index: int, step: int, micro_batch: int) -> None:
-        value = draw_seed(self._bases[index], step, micro_batch, self._replica)
+        value = draw_seed(self._bases[index], step, self.first_micro_batch + micro_batch, self._replica)
         torch.default_generator.manual_seed(value)
         if self._device.type == "cuda":
             torch.cuda.manual_seed(value)

@@ -73,7 +73,7 @@ class StageModule(nn.Module):
         self.carried = tuple(wiring.handed_on(range(i, i + 1)) for i in part)  # crosses a cut right after each layer
         self.hands_on = wiring.handed_on(part)
         self.batch_inputs = wiring.from_batch(part)
-        self._seeder = seeder
+        self.seeder = seeder
         self._step = 0
         self._micro_batch = 0
         self._marks: LayerMarks | None = None
@@ -91,11 +91,11 @@ class StageModule(nn.Module):
         marks = self._marks
         last = len(self.layers) - 1
         value: Any = inputs
-        with self._seeder.untouched():
+        with self.seeder.untouched():
             for index, layer in enumerate(self.layers):
                 if marks is not None:
                     marks.forward_ns.append(time.monotonic_ns())
-                self._seeder.seed(index, self._step, self._micro_batch)
+                self.seeder.seed(index, self._step, self._micro_batch)
                 taken = {name: named[name] for name in self.takes[index]}
                 value = layer(*value, **taken) if isinstance(value, tuple) else layer(value, **taken)
                 if self.provides[index]:

@@ -1,4 +1,4 @@
-"""What all ranks agree on at the end of a step, in one collective: the loss, who must stop, how much was computed."""
+"""What all ranks agree on: at the end of a step its loss, its norm and who must stop; before it, where need be, its batch."""
 
 import signal
 import threading
@@ -32,13 +32,42 @@ def agree(*, loss: float, squared_norm: float, stop: bool, compute_s: float, exc
         compute_s: Time this rank computed in the step.
         exchange_clocks: This rank found that it is time to.
     """
-    # On the host and in float64: small, exact, and no device has to wait for it.
-    shares = torch.tensor([loss, squared_norm, float(stop), compute_s, float(exchange_clocks)], dtype=torch.float64)
-    if dist.get_world_size() > 1:
-        dist.all_reduce(shares)
-    total_loss, total_norm, total_stop, total_compute, total_exchange = shares.tolist()
+    total_loss, total_norm, total_stop, total_compute, total_exchange = sum_over_ranks(
+        loss, squared_norm, float(stop), compute_s, float(exchange_clocks)
+    )
     norm = total_norm**0.5 if total_norm == total_norm else total_norm
     return StepAgreement(total_loss, norm, total_stop > 0, total_compute, total_exchange > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAgreement:
+    """The same on every rank."""
+
+    total: float  # what the whole batch counts for
+    samples: int
+    ended: bool  # a rank has no batch any more
+    too_small: bool  # a rank's part cannot be cut into its micro-batches
+
+
+def agree_on_batch(*, count: float, samples: int, ended: bool, too_small: bool) -> BatchAgreement:
+    """Sum what each replica's part counts for; blocks until all have come.
+
+    Args:
+        count: What the replica's part counts for, on one rank of it; 0 on the others.
+        samples: Likewise.
+        ended: This rank's data has ended.
+        too_small: This rank's part has fewer samples than micro-batches.
+    """
+    total, number, over, small = sum_over_ranks(count, float(samples), float(ended), float(too_small))
+    return BatchAgreement(total, round(number), over > 0, small > 0)
+
+
+def sum_over_ranks(*values: float) -> tuple[float, ...]:
+    """Return each value summed over all ranks: on the host and in float64, so small, exact, and no device has to wait for it."""
+    shares = torch.tensor(values, dtype=torch.float64)
+    if dist.get_world_size() > 1:
+        dist.all_reduce(shares)
+    return tuple(shares.tolist())
 
 
 class StopRequest:

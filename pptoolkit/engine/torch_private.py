@@ -42,6 +42,7 @@ __all__ = [
     "check",
     "fake_mode",
     "quiet_runtime_log",
+    "shapes_only",
 ]
 
 
@@ -60,6 +61,13 @@ def fake_mode() -> Any:
     # It logs the trace of what fails on shapes; our own error, or the run on zeros that follows, says it better.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def shapes_only() -> bool:
+    """Return whether :func:`fake_mode` is on."""
+    from torch._guards import detect_fake_mode
+
+    return detect_fake_mode() is not None
 
 
 def quiet_runtime_log() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pptoolkit.engine.layers import Layer
+from pptoolkit.engine.loss import WeightedLoss
 from pptoolkit.errors import ConfigError
 
 _MLP_RATIO = 4
@@ -159,6 +160,15 @@ def gpt_layers(config: GPTConfig, *, dtype: torch.dtype | None = None) -> list[L
 def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     """Return the cross entropy in nats, averaged over all tokens."""
     return functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
+
+
+def loss_without(ignored: int) -> WeightedLoss:
+    """Return :func:`next_token_loss` over the tokens that are not ``ignored``, e.g. padding: a mean over the whole batch's others."""
+
+    def loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+        return functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=ignored)
+
+    return WeightedLoss(loss, weight=lambda targets_BT: (targets_BT != ignored).sum())
 
 
 def _initialise(linear: nn.Linear, *, shrink: float = 1.0) -> None:

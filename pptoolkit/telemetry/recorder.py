@@ -20,6 +20,7 @@ class Recorder:
 
     Attributes:
         step: The current step; -1 before the first.
+        first_micro_batch: Added to the index of every micro-batch: under gradient accumulation a step has several batches.
         in_flight: ``(op, stage, micro_batch, start_ns)`` of the op that runs, or None. A plain attribute: assign it in a hot loop.
         overflowed: Events dropped because the buffer was full.
         last_step_ns: Duration of the last step that ended; 0 before.
@@ -32,6 +33,7 @@ class Recorder:
         "_rows",
         "_step_start_ns",
         "_steps_seen",
+        "first_micro_batch",
         "in_flight",
         "last_step_ns",
         "overflowed",
@@ -48,6 +50,7 @@ class Recorder:
         self._steps_seen = 0
         self._step_start_ns = 0
         self.step = -1
+        self.first_micro_batch = 0
         self.in_flight: tuple[Op, int, int, int] | None = None
         self.overflowed = 0
         self.last_step_ns = 0
@@ -66,6 +69,8 @@ class Recorder:
     ) -> None:
         """Add one event of the current step; the arguments are the columns of :class:`~pptoolkit.telemetry.events.Event`."""
         if len(self._rows) < self._capacity:
+            if micro_batch >= 0:
+                micro_batch += self.first_micro_batch
             self._append((self.step, stage, micro_batch, op, peer, start_ns, end_ns, bytes, memory_bytes, flags | self._first_use))
         else:
             self.overflowed += 1

@@ -67,6 +67,8 @@ class RunInfo(_Record):
     Args:
         stage_to_rank: Pipeline rank (within one replica) of each stage.
         ranks: Processes over all replicas.
+        micro_batches: Micro-batches of one pass through the schedule.
+        accumulation: Passes through the schedule per step; a step's events count their micro-batches on from pass to pass.
         schedule_bubble_ratio: What the schedule alone leaves idle with equal stages, in [0, 1].
         parent: The run whose suggestion this run applies.
         blocking_links: Both ends of a message wait for each other, as in a rendezvous, instead of the receiver alone.
@@ -92,6 +94,7 @@ class RunInfo(_Record):
     replicas: int = 1
     schedule: str = ""
     micro_batches: int = 1
+    accumulation: int = 1
     schedule_bubble_ratio: float = 0.0
     steps: int = 0
     batch_size: int = 0
