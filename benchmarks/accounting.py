@@ -2,8 +2,11 @@
 
 A part is a rank's own time: its compute, its data loading, its optimizer, or a link's transfers. Other ranks wait for a
 delayed one; waiting is no part of theirs, and is not looked at here. Blocks with and without a delay take turns in one job.
+The job sleeps, and measures how long each sleep really took: on a busy machine longer than told. Where it was told to sleep
+longer, the accounting must have found as much more as really passed.
 """
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -53,7 +56,7 @@ def main() -> int:
             tell(f"{job.steps_of(rounds, kinds)} steps, {rounds} blocks with each of {', '.join(kinds)}")
             _train(folder, rounds, kinds, hosts=reason is None)
             run = Run.open(folder / "run")
-            blocks = _blocks(run, kinds)
+            blocks = _blocks(run, folder)
             results = [result for kind in kinds for result in _judge(kind, blocks, kinds)]
             results.append(_unattributed(run))
     except PPToolkitError as error:
@@ -80,8 +83,8 @@ def _train(folder: Path, rounds: int, kinds: list[str], *, hosts: bool) -> None:
         raise TrainingError(f"the job failed:\n{done.stderr}")
 
 
-def _blocks(run: Run, kinds: list[str]) -> pd.DataFrame:
-    """Return seconds a step of every part; one row a block, in order.
+def _blocks(run: Run, folder: Path) -> pd.DataFrame:
+    """Return seconds a step of every part, less what is known to have been slept there; one row a block, in order.
 
     Of each part the smallest of the block's steps: what else runs on the machine only ever adds, to both blocks of a pair.
     """
@@ -91,12 +94,17 @@ def _blocks(run: Run, kinds: list[str]) -> pd.DataFrame:
         for rank in (0, 1)
         for state in ("compute", "data", "optimizer", "host", "unattributed")
     }
+    for rank in (0, 1):
+        for state, seconds in json.loads((folder / f"slept-{rank}.json").read_text()).items():
+            parts[f"rank {rank} {state}"] -= pd.Series(seconds)
     sent = pair_messages(run.timeline(), uncertainty_ns={})
     for src, dst in ((0, 1), (1, 0)):
         # The first message of a step stands for all: later ones may queue behind it, or come while the receiver computes.
-        first = sent[(sent["src_stage"] == src) & (sent["micro_batch"] == 0) & sent["blocked"]].set_index("step")
+        # Its receive must have been posted before it was sent: else part of the way was over before both ends were ready.
+        whole = sent["blocked"] & (sent["post_ns"] <= sent["send_start_ns"])
+        first = sent[(sent["src_stage"] == src) & (sent["micro_batch"] == 0) & whole].set_index("step")
         parts[f"link {src}->{dst}"] = first["transfer_s"].clip(lower=0) * job.MICRO_BATCHES
-    table = pd.DataFrame(parts).fillna(0.0)
+    table = pd.DataFrame(parts)
     table = table[table.index % job.BLOCK_STEPS != 0]
     table["block"] = table.index // job.BLOCK_STEPS
     return table.groupby("block").min()
@@ -106,11 +114,14 @@ def _judge(kind: str, blocks: pd.DataFrame, kinds: list[str]) -> list[Result]:
     """Compare each block that has the delay with the block without one right before it."""
     delayed = [block for block in blocks.index if job.kind_of(block * job.BLOCK_STEPS, kinds) == kind]
     changes: Mapping[str, list[float]] = {
-        part: [float(blocks.loc[b, part] - blocks.loc[b - 1, part]) for b in delayed] for part in blocks.columns
+        part: [float(change) for b in delayed if (change := blocks.loc[b, part] - blocks.loc[b - 1, part]) == change]
+        for part in blocks.columns
     }
     injected = _LINK_S if kind == job.LINK else job.DELAY_S
     found = location(changes[_PLACE[kind]]).scaled(1 / injected)
-    strays = {part: location(values).scaled(1 / injected) for part, values in changes.items() if part != _PLACE[kind]}
+    if kind != job.LINK:
+        found = found.shifted(1.0)  # what was slept is already subtracted
+    strays = {part: location(values).scaled(1 / injected) for part, values in changes.items() if part != _PLACE[kind] and len(values) >= 6}
     worst = max(strays, key=lambda part: abs(strays[part].value))
     return [
         Result(

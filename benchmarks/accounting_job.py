@@ -3,9 +3,12 @@
 accounting_job.py FOLDER ROUNDS KIND,KIND,...
 """
 
+import json
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +18,7 @@ import pptoolkit as pp
 from pptoolkit.models.sleeping import sleep_precisely
 
 NONE, FORWARD, BACKWARD, DATA, OPTIMIZER, LINK = "none", "forward", "backward", "data", "optimizer", "link"
+PARTS = ("compute", "data", "optimizer")
 KINDS = (FORWARD, BACKWARD, DATA, OPTIMIZER, LINK)
 MICRO_BATCHES, ROWS, WIDTH = 4, 4, 8192
 MESSAGE_BYTES = ROWS * WIDTH * 4
@@ -39,10 +43,20 @@ class Delays:
 
     def __init__(self, kinds: list[str]) -> None:
         self._kinds, self.step, self.kind = kinds, -1, NONE
+        self.slept_s: dict[str, list[float]] = {part: [] for part in PARTS}  # by part, one a step: what really passed there
 
     def next_step(self) -> None:
         self.step += 1
         self.kind = kind_of(self.step, self._kinds)
+        for seconds in self.slept_s.values():
+            seconds.append(0.0)
+
+    def sleep(self, part: str, seconds: float) -> None:
+        """Sleep as part of ``part``; a busy machine sleeps longer than told, and that is known afterwards."""
+        began = time.perf_counter()
+        sleep_precisely(seconds)
+        if self.step >= 0:
+            self.slept_s[part][-1] += time.perf_counter() - began
 
 
 class Layer(nn.Module):
@@ -58,7 +72,7 @@ class Layer(nn.Module):
         return result
 
     def sleep(self, kind: str) -> None:
-        sleep_precisely(_OWN_S + (DELAY_S / MICRO_BATCHES if self._delayed and self._delays.kind == kind else 0.0))
+        self._delays.sleep("compute", _OWN_S + (DELAY_S / MICRO_BATCHES if self._delayed and self._delays.kind == kind else 0.0))
 
 
 class _Sleep(torch.autograd.Function):
@@ -92,7 +106,7 @@ class Data:
             if LINK in (before, self._delays.kind) and before != self._delays.kind:
                 self._limit(self._delays.kind == LINK)
             if self._delays.kind == DATA:
-                sleep_precisely(DELAY_S)
+                self._delays.sleep("data", DELAY_S)
         return self._x, self._x
 
     def _limit(self, on: bool) -> None:
@@ -109,7 +123,7 @@ class Optimizer(torch.optim.SGD):
 
     def step(self, closure: Any = None) -> Any:
         if self._rank == 1 and self._delays.kind == OPTIMIZER:
-            sleep_precisely(DELAY_S)
+            self._delays.sleep("optimizer", DELAY_S)
         return super().step(closure)
 
 
@@ -128,6 +142,7 @@ def main() -> None:
         trainer.fit(
             Data(delays, rank, os.environ.get("GLOO_SOCKET_IFNAME", "")), batch_size=MICRO_BATCHES * ROWS, steps=steps_of(rounds, kinds)
         )
+    Path(folder, f"slept-{rank}.json").write_text(json.dumps(delays.slept_s))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ class StageRow:
         compute_s: Seconds of compute a step.
         share: Part of the step in which the stage computes, in [0, 1].
         in_flight: Micro-batches whose activations the stage holds at its peak.
+        held: The same as seen in the events: most micro-batches between their forward and the end of their backward.
+        activation_bytes: What those hold for their backward passes, by the shapes of the stage's layers; 0 where run.json knows none.
         memory_bytes: Largest memory reading of the stage's rank; 0 if none was taken.
         recv_wait_s: Mean seconds a step blocked in receives.
         send_wait_s: Mean seconds a step blocked in sends.
@@ -45,6 +47,8 @@ class StageRow:
     compute_s: Interval
     share: float
     in_flight: int
+    held: int
+    activation_bytes: int
     memory_bytes: int
     recv_wait_s: float
     send_wait_s: float
@@ -60,6 +64,8 @@ class StageRow:
             "compute_s": self.compute_s.to_dict(),
             "share": self.share,
             "in_flight": self.in_flight,
+            "held": self.held,
+            "activation_bytes": self.activation_bytes,
             "memory_bytes": self.memory_bytes,
             "recv_wait_s": self.recv_wait_s,
             "send_wait_s": self.send_wait_s,
@@ -89,6 +95,7 @@ def stage_table(steady: SteadySteps, info: RunInfo) -> tuple[StageRow, ...]:
         mine = layers[stage] if stage < len(layers) else range(0)
         here = events[events["stage"] == stage]
         ranks = here["rank"].unique()
+        held = most_held(here)
         rows.append(
             StageRow(
                 stage=stage,
@@ -100,12 +107,35 @@ def stage_table(steady: SteadySteps, info: RunInfo) -> tuple[StageRow, ...]:
                 compute_s=interval_of(seconds),
                 share=float(np.median(seconds / steady.step_times_s)),
                 in_flight=schedule.in_flight(stage) if schedule is not None and stage < schedule.stages else 0,
+                held=held,
+                activation_bytes=held * sum(fact.activation_bytes for fact in info.layer_facts[mine.start : mine.stop]),
                 memory_bytes=int(events.loc[events["rank"].isin(ranks), "memory_bytes"].max()),
                 recv_wait_s=_mean_seconds(here, (int(Op.RECV),), steady.count * info.replicas),
                 send_wait_s=_mean_seconds(here, (int(Op.SEND), int(Op.SEND_WAIT)), steady.count * info.replicas),
             )
         )
     return tuple(rows)
+
+
+def most_held(rows: pd.DataFrame) -> int:
+    """Return how many micro-batches a stage held at most on one rank: begun in a forward, not yet through their last backward.
+
+    Args:
+        rows: The stage's events.
+    """
+    begun = rows[rows["op"].isin(FORWARD_OPS)]
+    ended = rows[rows["op"].isin([int(Op.BACKWARD), int(Op.BACKWARD_WEIGHT)])]
+    if ended.empty:
+        return 0  # without a backward nothing is kept for one
+    changes = pd.concat(
+        [
+            pd.DataFrame({"rank": begun["rank"], "at_ns": begun["start_ns"], "change": 1}),
+            pd.DataFrame({"rank": ended["rank"], "at_ns": ended["end_ns"], "change": -1}),
+        ]
+    )
+    # What ends at the moment in which the next begins has made room for it.
+    ordered = changes.sort_values(["rank", "at_ns", "change"], kind="stable")
+    return int(ordered.groupby("rank")["change"].cumsum().max())
 
 
 def equal_stages_bubble_ratio(info: RunInfo, rows: Sequence[StageRow]) -> float | None:

@@ -125,7 +125,7 @@ def _rates(found: Report) -> RenderableType:
 
 
 def _stages(found: Report) -> RenderableType:
-    table = _table("stage", "rank", "layers", "F ms", "B ms", "ms/step", "busy", "in flight", "MiB")
+    table = _table("stage", "rank", "layers", "F ms", "B ms", "ms/step", "busy", "held", "act. MiB", "RSS")
     table.columns[2].justify = "left"
     slowest = found.verdict.stage if found.verdict is not None else None
     for row in found.stages:
@@ -138,7 +138,8 @@ def _stages(found: Report) -> RenderableType:
             _ms(row.backward.median) if row.backward else "-",
             _ms(row.compute_s.median),
             f"{row.share:.0%}",
-            str(row.in_flight),
+            str(row.in_flight) if row.held in (0, row.in_flight) else f"{row.held} ({row.in_flight})",
+            f"{row.activation_bytes / 2**20:,.1f}" if row.activation_bytes else "-",
             f"{row.memory_bytes / 2**20:,.0f}" if row.memory_bytes else "-",
             style="bold" if row.stage == slowest else None,
         )

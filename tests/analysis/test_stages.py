@@ -21,3 +21,13 @@ def test_the_accounting_of_every_rank_sums_to_its_wall_time(tmp_path):
         assert sum(rank.states.values()) == pytest.approx(rank.wall_s, abs=1e-9)
         assert rank.states["compute"] > 0
         assert rank.states["host"] > 0
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_live_activations_are_what_the_events_show_to_be_held_times_what_the_layers_keep(tmp_path, schedule):
+    truth = Truth(forward_s=[0.002] * 4, cuts=[2], sampled=False, micro_batches=4, schedule=schedule)
+    facts = [{"name": f"block{i}", "parameter_bytes": 1000, "activation_bytes": 100 * (i + 1)} for i in range(4)]
+    first, second = write_run(tmp_path / "r", truth, info_changes={"layer_facts": facts}).report().stages
+    assert (first.held, second.held) == (first.in_flight, second.in_flight)
+    assert (first.activation_bytes, second.activation_bytes) == (first.held * 300, second.held * 700)
+    assert first.held >= second.held >= 1
