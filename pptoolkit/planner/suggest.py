@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from pptoolkit.errors import PlanError, PPToolkitError, RunError
-from pptoolkit.plan import Origin, Plan, equal_layer_cuts
+from pptoolkit.plan import Origin, Plan
+from pptoolkit.planner.baselines import baseline_cuts
 from pptoolkit.planner.explain import describe_moves
+from pptoolkit.planner.neighbours import neighbours
 from pptoolkit.planner.partition import minimax_cuts
 from pptoolkit.planner.predict import PredictedStep, Predictor
 from pptoolkit.planner.step_costs import MeasuredStep
@@ -19,7 +21,6 @@ SUGGESTIONS_VERSION = 1
 MIN_GAIN = 0.02
 MIN_STEPS = 5
 MOST_SUGGESTIONS = 3
-_SHIFTS = (-2, -1, 1, 2)
 _SEARCH_ACTIONS = 3_000_000  # simulated actions a search may spend: a few seconds
 
 
@@ -198,7 +199,7 @@ def search_cuts(predictor: Predictor) -> list[PredictedStep]:
     budget = max(1, _SEARCH_ACTIONS // predictor.actions)
     best = min(tried.values(), key=_rank)
     while True:
-        for cuts in _neighbours(best.plan.cuts, len(layers)):
+        for cuts in neighbours(best.plan.cuts, len(layers)):
             candidate = plan.evolve(cuts=cuts)
             if (
                 cuts in tried
@@ -215,20 +216,6 @@ def search_cuts(predictor: Predictor) -> list[PredictedStep]:
 
 def _rank(found: PredictedStep) -> tuple[float, tuple[int, ...]]:
     return found.step_time_s, found.plan.cuts
-
-
-def _neighbours(cuts: tuple[int, ...], layers: int) -> Iterator[tuple[int, ...]]:
-    for place, cut in enumerate(cuts):
-        lower = cuts[place - 1] if place else 0
-        upper = cuts[place + 1] if place + 1 < len(cuts) else layers
-        for shift in _SHIFTS:
-            if lower < cut + shift < upper:
-                yield (*cuts[:place], cut + shift, *cuts[place + 1 :])
-    for shift in _SHIFTS:  # two neighbouring cuts together: a whole stage moves along the model
-        for place in range(len(cuts) - 1):
-            moved = (*cuts[:place], cuts[place] + shift, cuts[place + 1] + shift, *cuts[place + 2 :])
-            if all(a < b for a, b in zip((0, *moved), (*moved, layers), strict=True)):
-                yield moved
 
 
 def _obstacle(measured: MeasuredStep) -> NoChange | None:
@@ -258,11 +245,9 @@ def _why_not(best: PredictedStep, measured: MeasuredStep) -> str:
 
 def _baselines(predictor: Predictor) -> dict[str, float]:
     plan, layers = predictor.measured.plan, predictor.measured.layers
-    cuts = {"uniform": equal_layer_cuts(len(layers.layers), plan.stages)}
     sizes = [float(layer.parameter_bytes) for layer in layers.layers]
-    if any(sizes):
-        cuts["by_parameters"] = minimax_cuts(sizes, plan.stages)
-    return {name: predictor.predict(plan.evolve(cuts=chosen)).step_time_s for name, chosen in cuts.items()}
+    ways = baseline_cuts(layers.compute_s, sizes, plan.stages)
+    return {name: predictor.predict(plan.evolve(cuts=chosen)).step_time_s for name, chosen in ways.items()}
 
 
 def _suggestion(found: PredictedStep, measured: MeasuredStep, info: RunInfo, baselines: Mapping[str, float]) -> Suggestion:
