@@ -59,7 +59,7 @@ def _both_runs(runs: Path, steps: int) -> int:
 
     out.print(Rule("2. ask for better cuts", align="left"))
     found = before.save_suggestions()
-    out.print(render.suggestions(found, before))
+    out.print(render.suggestions(found, before.info.layers, apply_from=str(before.directory.path)))
     if not len(found):
         raise TrainingError(
             "the equal-layer cut was not found to be slow, so there is nothing to demonstrate; is this machine busy with other work?"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import typer
 from click.exceptions import Abort, ClickException, Exit
 
-from pptoolkit.cli import demo, foreign, read, serve, simulate, train
+from pptoolkit.cli import demo, foreign, plan, profile, read, serve, simulate, train
 from pptoolkit.cli.screen import show_error
 from pptoolkit.errors import PPToolkitError
 
@@ -20,9 +20,10 @@ app = typer.Typer(
 )
 app.command("train")(train.train)
 app.command("report")(read.report)
-app.command("suggest")(read.suggest)
+app.command("suggest")(plan.suggest)
 app.command("apply")(read.apply)
 app.command("compare")(read.compare)
+app.command("profile")(profile.profile)
 app.command("simulate")(simulate.simulate)
 app.command("import")(foreign.import_run)
 app.command("dashboard")(serve.dashboard)

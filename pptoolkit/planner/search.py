@@ -12,6 +12,7 @@ from typing import Any
 
 from pptoolkit.errors import PPToolkitError
 from pptoolkit.plan import Plan
+from pptoolkit.planner.binding import what_binds
 from pptoolkit.planner.bounded import bounded_cuts
 from pptoolkit.planner.neighbours import neighbours
 from pptoolkit.planner.partition import minimax_cuts
@@ -22,7 +23,6 @@ from pptoolkit.schedule import FORWARD_ONLY, SCHEDULES, build_schedule
 DEFAULT_SCHEDULES = tuple(name for name in SCHEDULES if name not in (FORWARD_ONLY, "gpipe", "looped-bfs", "dualpipev"))
 _ACTIONS = 3_000_000  # simulated actions that a search may spend: a few seconds
 _KEPT = 5
-_BUBBLE = 0.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,15 @@ class _Search:
             kinds.setdefault((plan.schedule, plan.stages, plan.micro_batches, plan.replicas, bool(plan.recompute)), plan)
         ranked = [self.predictor.predict(plan) for plan in list(kinds.values())[:_KEPT]]
         return SearchResult(
-            items=tuple(FoundPlan(step=step, binding=self._binding(step)) for step in ranked),
+            items=tuple(
+                FoundPlan(
+                    step=step,
+                    binding=what_binds(
+                        self.predictor, step, memory_limit_bytes=self.space.memory_limit_bytes, memory_excluded=self.memory_excluded
+                    ),
+                )
+                for step in ranked
+            ),
             tried=len(self.found),
             smallest_memory_bytes=None if ranked else self.least,
         )
@@ -282,19 +290,3 @@ class _Search:
                     self._try(plan)
             if min(self.found, key=self._rank) == best:
                 return
-
-    def _binding(self, step: PredictedStep) -> str:
-        """Say what keeps a plan from being faster."""
-        plan, limit = step.plan, self.space.memory_limit_bytes
-        schedule = self.predictor.schedule(plan)
-        ranges = plan.stage_layers(self.layers)
-        if limit is not None and self.memory_excluded and (plan.recompute or max(step.memory_bytes) > 0.9 * limit):
-            rank = max(range(len(step.memory_bytes)), key=step.memory_bytes.__getitem__)
-            return f"memory: rank {rank} holds {step.memory_bytes[rank] / 2**20:,.0f} of {limit / 2**20:,.0f} MiB"
-        slowest = max(range(plan.stages), key=step.stage_compute_s.__getitem__)
-        if step.bubble_ratio > _BUBBLE and plan.micro_batches < 4 * schedule.ranks:
-            return f"the bubble: {plan.micro_batches} micro-batches on {schedule.ranks} ranks leave {step.bubble_ratio:.0%} idle"
-        if len(ranges[slowest]) == 1:
-            return f"one layer: stage {slowest} is layer {ranges[slowest].start} alone, and a layer is never split"
-        rank, pace = schedule.stage_to_rank[slowest], step.stage_compute_s[slowest] * 1e3
-        return f"compute: stage {slowest} on rank {rank} sets the pace with {pace:.3g} ms a micro-batch"
