@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import typer
 from click.exceptions import Abort, ClickException, Exit
 
-from pptoolkit.cli import demo, foreign, plan, profile, read, serve, simulate, train
+from pptoolkit.cli import demo, foreign, plan, plans, profile, read, serve, simulate, train
 from pptoolkit.cli.screen import show_error
 from pptoolkit.errors import PPToolkitError
 
@@ -22,6 +22,8 @@ app.command("train")(train.train)
 app.command("report")(read.report)
 app.command("suggest")(plan.suggest)
 app.command("apply")(read.apply)
+app.command("plans")(plans.plans)
+app.command("layout")(plans.layout)
 app.command("compare")(read.compare)
 app.command("profile")(profile.profile)
 app.command("simulate")(simulate.simulate)

@@ -14,6 +14,7 @@ from pptoolkit.cli.read import JsonOption, RunArgument, saved_suggestions, show_
 from pptoolkit.cli.screen import out
 from pptoolkit.cli.simulate import numbers
 from pptoolkit.errors import InputError
+from pptoolkit.plan_history import PlanHistory
 from pptoolkit.planner.cost_profile import CostProfile
 from pptoolkit.planner.search import DEFAULT_SCHEDULES, SearchSpace
 from pptoolkit.planner.suggest import suggest as suggest_plans
@@ -56,7 +57,9 @@ def suggest(
     else:
         out.print(render.suggestions(found, layers, apply_from=where if space is None else ""))
     if output is not None and len(found):
-        out.print(f"wrote {escape(str(found[0].plan.save(output)))}", soft_wrap=True) if not as_json else found[0].plan.save(output)
+        out.print(f"wrote {escape(str(PlanHistory(output).save(found[0].plan)))}", soft_wrap=True) if not as_json else PlanHistory(
+            output
+        ).save(found[0].plan)
 
 
 def from_profile(profile: CostProfile, space: SearchSpace, *, ranks: int) -> tuple[Suggestions, tuple[str, ...]]:

@@ -55,7 +55,7 @@ def table(found: CostProfile) -> Table:
         shown.add_column(name, justify="left" if name == "layer" else "right", no_wrap=True)
     for layer in found.layers:
         lines = [
-            f"{line.fixed_s * 1e3:.2f} + {line.per_sample_s * 1e3:.3f}" for line in (layer.forward, layer.backward, layer.backward_input)
+            f"{line.fixed_s * 1e3:.1f}+{line.per_sample_s * 1e3:.2f}" for line in (layer.forward, layer.backward, layer.backward_input)
         ]
         sizes = (layer.parameter_bytes / 2**20, layer.activation_bytes / 2**10, layer.boundary_bytes / 2**10)
         shown.add_row(escape(layer.name), *lines, f"{layer.optimizer_s * 1e3:.2f}", *(f"{size:,.1f}" for size in sizes))

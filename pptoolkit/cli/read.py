@@ -11,6 +11,7 @@ from pptoolkit.cli import render
 from pptoolkit.cli.find import find_run
 from pptoolkit.cli.screen import out
 from pptoolkit.errors import PlanError, RunError
+from pptoolkit.plan_history import PlanHistory
 from pptoolkit.planner.compare import compare as compare_runs
 from pptoolkit.run import Run
 
@@ -39,7 +40,7 @@ def apply(
     if number > len(found):
         raise PlanError(f"there is no suggestion {number}; run {opened.info.run_id} has {len(found)}")
     chosen = found[number - 1]
-    written = chosen.plan.save(output)
+    written = PlanHistory(output).save(chosen.plan)
     out.print(f"wrote [bold]{escape(str(written))}[/]: cuts {list(chosen.plan.cuts)}; {escape(chosen.sentence)}", soft_wrap=True)
     out.print(f"predicted step time {render.interval_ms(chosen.step_time_s, chosen.low_s, chosen.high_s)}, {chosen.gain_ratio:.0%} less")
     out.print(f"next: {escape(next_command(opened.info.command, written))}", soft_wrap=True)
