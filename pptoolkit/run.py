@@ -36,6 +36,7 @@ from pptoolkit.errors import PPToolkitError, RunError
 from pptoolkit.planner.measure import measure_step
 from pptoolkit.planner.predict import Predictor
 from pptoolkit.planner.report import Report, ReportSources, build_report
+from pptoolkit.planner.search import SearchSpace
 from pptoolkit.planner.step_costs import MeasuredStep
 from pptoolkit.planner.suggest import NoChange, Suggestions, suggest
 from pptoolkit.telemetry import EventReader, Flag, Op, RunDirectory, RunInfo, ScalarReader
@@ -200,10 +201,16 @@ class Run:
         self.steady()
         return self._derived.diagnosis
 
-    def suggest(self) -> Suggestions:
-        """Return what would make the run faster, or why nothing is suggested. Writes nothing."""
+    def suggest(self, space: SearchSpace | None = None) -> Suggestions:
+        """Return what would make the run faster, or why nothing is suggested. Writes nothing.
+
+        Args:
+            space: What may change beside the cuts, and the memory limit; None: only the cuts.
+        """
         self.steady()
-        return self._derived.suggestions
+        if space is None or self._derived.measured is None:
+            return self._derived.suggestions
+        return suggest(self._derived.measured, self.info, space=space)
 
     def save_suggestions(self) -> Suggestions:
         """Write layers.arrow and suggestions.json into the run directory, and return the suggestions.

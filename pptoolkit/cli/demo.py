@@ -62,7 +62,7 @@ def _both_runs(runs: Path, steps: int) -> int:
 
         out.print(Rule("2. ask for better cuts", align="left"))
         found = before.save_suggestions()
-        out.print(render.suggestions(found, before))
+        out.print(render.suggestions(found, before.info.layers, apply_from=str(before.directory.path)))
         if len(found):
             break
         if attempt + 1 < _MEASUREMENTS:

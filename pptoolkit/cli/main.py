@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from pptoolkit.cli import collect, demo, foreign, monitoring, read, serve, simulate, train, verify
+from pptoolkit.cli import collect, demo, foreign, monitoring, plan, plans, profile, read, serve, simulate, train, verify
 from pptoolkit.cli.screen import show_error
 from pptoolkit.errors import PPToolkitError
 
@@ -24,9 +24,12 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("verify")(verify.verify)
 app.command("report")(read.report)
-app.command("suggest")(read.suggest)
+app.command("suggest")(plan.suggest)
 app.command("apply")(read.apply)
+app.command("plans")(plans.plans)
+app.command("layout")(plans.layout)
 app.command("compare")(read.compare)
+app.command("profile")(profile.profile)
 app.command("simulate")(simulate.simulate)
 app.command("import")(foreign.import_run)
 app.command("dashboard")(serve.dashboard)

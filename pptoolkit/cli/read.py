@@ -1,4 +1,4 @@
-"""``report``, ``suggest``, ``apply`` and ``compare``: what a run tells. None of them needs torch."""
+"""``report``, ``apply`` and ``compare``: what a run tells. None of them needs torch."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,7 @@ from pptoolkit.cli import render
 from pptoolkit.cli.find import find_run
 from pptoolkit.cli.screen import out
 from pptoolkit.errors import PlanError, RunError
+from pptoolkit.plan_history import PlanHistory
 from pptoolkit.planner.compare import compare as compare_runs
 from pptoolkit.run import Run
 
@@ -21,14 +22,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print stable JSON inst
 def report(run: RunArgument = None, as_json: JsonOption = False) -> None:
     """Show a run: step time, bubbles, stages, where the time went, and the bottleneck."""
     found = find_run(run).report()
-    _show_json(found.to_dict()) if as_json else out.print(render.report(found))
-
-
-def suggest(run: RunArgument = None, as_json: JsonOption = False) -> None:
-    """Suggest better cuts from a run's measured layer costs, or say why none are."""
-    opened = find_run(run)
-    found = _saved(opened)
-    _show_json(found.to_dict()) if as_json else out.print(render.suggestions(found, opened))
+    show_json(found.to_dict()) if as_json else out.print(render.report(found))
 
 
 def apply(
@@ -38,7 +32,7 @@ def apply(
 ) -> None:
     """Write a suggested plan for the next run. Without a suggestion nothing is written, and the exit code is 1."""
     opened = find_run(run)
-    found = _saved(opened)
+    found = saved_suggestions(opened)
     if not len(found):
         reason = found.no_change.reason if found.no_change else "nothing is suggested"
         out.print(f"no change: {escape(reason)}", soft_wrap=True)
@@ -46,7 +40,7 @@ def apply(
     if number > len(found):
         raise PlanError(f"there is no suggestion {number}; run {opened.info.run_id} has {len(found)}")
     chosen = found[number - 1]
-    written = chosen.plan.save(output)
+    written = PlanHistory(output).save(chosen.plan)
     out.print(f"wrote [bold]{escape(str(written))}[/]: cuts {list(chosen.plan.cuts)}; {escape(chosen.sentence)}", soft_wrap=True)
     out.print(f"predicted step time {render.interval_ms(chosen.step_time_s, chosen.low_s, chosen.high_s)}, {chosen.gain_ratio:.0%} less")
     out.print(f"next: {escape(next_command(opened.info.command, written))}", soft_wrap=True)
@@ -59,7 +53,7 @@ def compare(
 ) -> None:
     """Compare two runs: step time, predicted beside achieved, losses, where the time went."""
     found = compare_runs(find_run(before), find_run(after))
-    _show_json(found.to_dict()) if as_json else out.print(render.comparison(found))
+    show_json(found.to_dict()) if as_json else out.print(render.comparison(found))
 
 
 def next_command(command: tuple[str, ...], plan: Path) -> str:
@@ -76,7 +70,7 @@ def next_command(command: tuple[str, ...], plan: Path) -> str:
     return " ".join(["pptoolkit train", *words, "--plan", str(plan)])
 
 
-def _saved(run: Run) -> Any:
+def saved_suggestions(run: Run) -> Any:
     """Return a run's suggestions, and leave them in its directory where that can be written."""
     try:
         return run.save_suggestions()
@@ -84,5 +78,6 @@ def _saved(run: Run) -> Any:
         return run.suggest()  # a read-only run can still be read
 
 
-def _show_json(body: dict[str, Any]) -> None:
+def show_json(body: dict[str, Any]) -> None:
+    """Print the stable JSON form."""
     typer.echo(json.dumps(body, indent=2))

@@ -14,8 +14,7 @@ from pptoolkit.analysis.statistics import Interval
 from pptoolkit.cli.render_diagnosis import diagnosis
 from pptoolkit.planner.compare import Comparison, PredictionCheck
 from pptoolkit.planner.report import Report
-from pptoolkit.planner.suggest import Suggestion, Suggestions
-from pptoolkit.run import Run
+from pptoolkit.planner.suggestion import Suggestion, Suggestions
 
 _SAME_MACHINE = 0.05  # compute of all ranks together may differ by so much before it is worth a word
 _STATES = {
@@ -49,21 +48,24 @@ def report(found: Report) -> RenderableType:
     return Group(*parts)
 
 
-def suggestions(found: Suggestions, run: Run) -> RenderableType:
-    """Return the ranked suggestions, or the reason why there are none."""
+def suggestions(found: Suggestions, layers: tuple[str, ...], *, apply_from: str = "") -> RenderableType:
+    """Return the ranked suggestions, or the reason why there are none; ``apply_from``: the run that `apply` would take them from."""
     line = Text.assemble((f"run {found.run_id}", "bold"))
-    if found.step_time_s is not None:
+    if found.step_time_s is not None and found.is_profile:
+        line.append(f", profiled: the equal-layer cut would take {found.step_time_s * 1e3:.1f} ms a step")
+    elif found.step_time_s is not None:
         line.append(f": measured step {found.step_time_s * 1e3:.1f} ms")
-    if found.replay_error_ratio is not None:
+    if found.replay_error_ratio is not None and not found.is_profile:
         line.append(f"; the simulator's replay of it is off by {found.replay_error_ratio:+.1%}")
     if not len(found):
         reason = found.no_change.reason if found.no_change else "nothing better is in sight"
         return Group(line, Text.assemble(("no change", "bold green"), f": {reason.removeprefix('no change: ')}"))
     parts: list[RenderableType] = [line]
     for number, item in enumerate(found, start=1):
-        parts.append(_suggestion(number, item, run.info.layers))
+        parts.append(_suggestion(number, item, layers))
     parts.append(_baselines(found.baselines))
-    parts.append(Text(f"apply the best one: pptoolkit apply {run.directory.path} -o plan.toml"))
+    if apply_from:
+        parts.append(Text(f"apply the best one: pptoolkit apply {apply_from} -o plan.toml"))
     return Group(*parts)
 
 
@@ -197,7 +199,7 @@ def _clocks(clocks: tuple[RankClock, ...]) -> RenderableType:
 
 def _suggestion(number: int, item: Suggestion, layers: tuple[str, ...]) -> RenderableType:
     head = Text.assemble(
-        (f"{number}. cuts {list(item.plan.cuts)}", "bold green"),
+        (f"{number}. cuts {list(item.plan.cuts)}, {item.plan.schedule}, {item.plan.micro_batches} micro-batches", "bold green"),
         f": {interval_ms(item.step_time_s, item.low_s, item.high_s)} a step, {item.gain_ratio:.1%} less; bubble {item.bubble_ratio:.0%}",
     )
     table = _table("stage", "layers now", "layers then", "ms/micro-batch", "then")
@@ -209,7 +211,12 @@ def _suggestion(number: int, item: Suggestion, layers: tuple[str, ...]) -> Rende
             _ms(row.compute_before_s) if row.compute_before_s is not None else "-",
             _ms(row.compute_after_s),
         )
-    return Group(head, Padding(Text(item.sentence), (0, 0, 0, 3)), Padding(table, (0, 0, 0, 3)))
+    notes = [item.sentence]
+    if item.memory_bytes:
+        notes.append(f"memory a rank: {', '.join(f'{size / 2**20:,.0f}' for size in item.memory_bytes)} MiB")
+    if item.binding:
+        notes.append(f"what binds: {item.binding}")
+    return Group(head, *(Padding(Text(note), (0, 0, 0, 3)) for note in notes), Padding(table, (0, 0, 0, 3)))
 
 
 def _baselines(baselines: Mapping[str, float]) -> RenderableType:

@@ -36,11 +36,11 @@ def simulate(
         raise RunError(f"run {opened.info.run_id} has nothing to simulate from: {'; '.join(opened.report().missing)}")
     given = Plan.load(plan) if plan is not None else None
     change = WhatIf(
-        cuts=_numbers(cuts, "--cuts") if cuts is not None else given.cuts if given else None,
+        cuts=numbers(cuts, "--cuts") if cuts is not None else given.cuts if given else None,
         schedule=schedule or (given.schedule if given else None),
         micro_batches=micro_batches or (given.micro_batches if given else None),
         replicas=replicas or (given.replicas if given else None),
-        recompute=_numbers(recompute, "--recompute") if recompute is not None else given.recompute if given else None,
+        recompute=numbers(recompute, "--recompute") if recompute is not None else given.recompute if given else None,
         link_factor=link_factor,
         slow_ranks=dict(_slow(text) for text in slow_rank or ()),
     )
@@ -69,7 +69,12 @@ def shown(answer: Answer) -> Group:
     return Group(*lines)
 
 
-def _numbers(text: str, option: str) -> tuple[int, ...]:
+def numbers(text: str, option: str) -> tuple[int, ...]:
+    """Read a list of whole numbers, e.g. ``3,7``.
+
+    Raises:
+        InputError: If it is none.
+    """
     try:
         return tuple(int(word) for word in text.replace(" ", "").split(",") if word)
     except ValueError as error:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from itertools import groupby
 
+from pptoolkit.plan import Plan
+
 _MOST_MOVES = 3
 
 
@@ -48,3 +50,22 @@ def _list(names: Sequence[str]) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
+
+
+def describe_change(old: Plan, new: Plan) -> str:
+    """Return what changes between two plans apart from which layers move; empty if nothing does."""
+    parts = []
+    if new.schedule != old.schedule:
+        parts.append(f"run {new.schedule} instead of {old.schedule}")
+    if new.replicas != old.replicas:
+        parts.append(f"use {new.replicas} replicas instead of {old.replicas}")
+    if new.stages != old.stages:
+        parts.append(f"cut the model into {new.stages} stages instead of {old.stages}")
+    if new.micro_batches != old.micro_batches:
+        parts.append(f"split the batch into {new.micro_batches} micro-batches instead of {old.micro_batches}")
+    if new.recompute != old.recompute:
+        listed = ", ".join(map(str, new.recompute[:6])) + (" and more" if len(new.recompute) > 6 else "")
+        parts.append(f"recompute activations in stages {listed}" if new.recompute else "recompute nothing")
+    if len(parts) < 2:
+        return "".join(parts)
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"

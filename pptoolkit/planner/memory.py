@@ -7,9 +7,8 @@ A stage that recomputes keeps only its input for each micro-batch in flight, and
 
 from pptoolkit.analysis.layer_costs import LayerCosts
 from pptoolkit.plan import Plan
-from pptoolkit.schedule import Schedule
+from pptoolkit.schedule import ActionKind, Order, Schedule
 from pptoolkit.simulator import MemoryCosts
-from pptoolkit.simulator.program import high_water_bytes
 
 STATE_PER_PARAMETER_BYTE = 3.0  # a gradient and Adam's two moments, each as large as the parameter
 
@@ -40,5 +39,43 @@ def stage_memory(layers: LayerCosts, plan: Plan, *, size_ratio: float = 1.0, sta
 
 def rank_memory(schedule: Schedule, memory: MemoryCosts) -> tuple[int, ...]:
     """Return each rank's peak of what its stages hold, in bytes."""
-    stages = range(schedule.stages)
-    return high_water_bytes(schedule, [memory.activation_bytes.get(s, 0) for s in stages], [memory.static_bytes.get(s, 0) for s in stages])
+    return InFlight(schedule).peaks(memory)
+
+
+class InFlight:
+    """Which micro-batches a schedule holds at once, apart from how large they are: made once, asked for many cuts."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._stages = [schedule.stages_of(rank) for rank in range(schedule.ranks)]
+        self._most = [_fullest(order, own) for order, own in zip(schedule.orders, self._stages, strict=True)]
+
+    def of_stage(self, stage: int) -> int:
+        """Return how many micro-batches a stage holds at its peak."""
+        rank = next(r for r, own in enumerate(self._stages) if stage in own)
+        return max(counts[self._stages[rank].index(stage)] for counts in self._most[rank])
+
+    def peaks(self, memory: MemoryCosts) -> tuple[int, ...]:
+        """Return each rank's peak in bytes."""
+        found = []
+        for own, most in zip(self._stages, self._most, strict=True):
+            held = [memory.activation_bytes.get(stage, 0) for stage in own]
+            peak = max(sum(n * size for n, size in zip(counts, held, strict=True)) for counts in most)
+            found.append(peak + sum(memory.static_bytes.get(stage, 0) for stage in own))
+        return tuple(found)
+
+
+def _fullest(order: Order, own: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return the numbers of micro-batches in flight in a rank's stages at the moments that no other moment exceeds in all of them."""
+    place = {stage: i for i, stage in enumerate(own)}
+    counts, seen = [0] * len(own), {(0,) * len(own)}
+    for action in order:
+        if action.kind is ActionKind.FORWARD:
+            counts[place[action.stage]] += 1
+            seen.add(tuple(counts))
+        elif action.kind is not ActionKind.BACKWARD_INPUT:
+            counts[place[action.stage]] -= 1
+    fullest: list[tuple[int, ...]] = []
+    for moment in sorted(seen, key=sum, reverse=True):  # what exceeds another one comes before it
+        if not any(all(a <= b for a, b in zip(moment, other, strict=True)) for other in fullest):
+            fullest.append(moment)
+    return fullest

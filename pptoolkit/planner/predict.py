@@ -20,6 +20,7 @@ from functools import cached_property
 
 from pptoolkit.errors import PlanError
 from pptoolkit.plan import Plan, Prediction
+from pptoolkit.planner.memory import InFlight
 from pptoolkit.planner.step_costs import MeasuredStep
 from pptoolkit.schedule import Schedule, build_schedule
 from pptoolkit.simulator import Program, SimulatedStep, simulate
@@ -78,7 +79,9 @@ class Predictor:
 
     def __init__(self, measured: MeasuredStep, *, resize: bool = False) -> None:
         self.measured, self._resize = measured, resize
+        self._schedules: dict[tuple[str, int, int, int], Schedule] = {}
         self._programs: dict[tuple[str, int, int, int], Program] = {}
+        self._in_flight: dict[tuple[str, int, int, int], InFlight] = {}
         self._layers = len(measured.layers.layers)
         self._program(measured.plan)
 
@@ -118,7 +121,7 @@ class Predictor:
                 f"its size of micro-batch only; predict with micro_batches={measured}"
             )
         program = self._program(plan)
-        return simulate(program, self.measured.costs_under(plan, program.schedule), memory=self.measured.memory_under(plan))
+        return simulate(program, self.measured.costs_under(plan, program.schedule))
 
     def predict(self, plan: Plan) -> PredictedStep:
         """Return the predicted step of a plan.
@@ -147,7 +150,7 @@ class Predictor:
             bubble_ratio=max(0.0, 1.0 - sum(step.compute_s) / (len(step.compute_s) * step_time_s)),
             stage_compute_s=tuple(math.fsum(layer_s[i] for i in layers) for layers in plan.stage_layers(self._layers)),
             rank_compute_s=step.compute_s,
-            memory_bytes=self.with_process(step.memory_high_water_bytes),
+            memory_bytes=self.memory(plan),
         )
 
     def with_process(self, held: tuple[int, ...]) -> tuple[int, ...]:
@@ -158,7 +161,7 @@ class Predictor:
 
     def least_step_s(self, plan: Plan) -> float:
         """Return a step time that no simulation of the plan can fall below: the compute of its busiest rank."""
-        layer_s, schedule = [f + b for f, b in self.measured.layer_times(plan)], self._program(plan).schedule
+        layer_s, schedule = [f + b for f, b in self.measured.layer_times(plan)], self.schedule(plan)
         ranks, busy = schedule.stage_to_rank, [0.0] * schedule.ranks
         for stage, layers in enumerate(plan.stage_layers(self._layers)):
             busy[ranks[stage]] += math.fsum(layer_s[i] for i in layers)
@@ -169,18 +172,38 @@ class Predictor:
         """Compute actions of a step of the run's own plan: the size of one simulation."""
         return len(self._program(self.measured.plan).actions)
 
+    def memory(self, plan: Plan) -> tuple[int, ...]:
+        """Return the predicted peak memory of each rank; empty where the run does not tell what its layers hold."""
+        memory = self.measured.memory_under(plan)
+        return self.with_process(self.in_flight(plan).peaks(memory)) if memory is not None else ()
+
+    def in_flight(self, plan: Plan) -> InFlight:
+        """Return which micro-batches a plan's schedule holds at once."""
+        key = self._key(plan)
+        if key not in self._in_flight:
+            self._in_flight[key] = InFlight(self.schedule(plan))
+        return self._in_flight[key]
+
     def schedule(self, plan: Plan) -> Schedule:
         """Return the schedule of a plan on the run's ranks."""
-        return self._program(plan).schedule
+        key = self._key(plan)
+        if key not in self._schedules:
+            total = self.measured.ranks * self.measured.plan.replicas
+            if total % plan.replicas:
+                raise PlanError(f"replicas={plan.replicas} do not divide the {total} ranks of the run; use a divisor of {total}")
+            self._schedules[key] = build_schedule(
+                plan.schedule, ranks=total // plan.replicas, micro_batches=plan.micro_batches, stages=plan.stages
+            )
+        return self._schedules[key]
+
+    @staticmethod
+    def _key(plan: Plan) -> tuple[str, int, int, int]:
+        return plan.schedule, plan.stages, plan.micro_batches, plan.replicas
 
     def _program(self, plan: Plan) -> Program:
-        total = self.measured.ranks * self.measured.plan.replicas
-        if total % plan.replicas:
-            raise PlanError(f"replicas={plan.replicas} do not divide the {total} ranks of the run; use a divisor of {total}")
-        key = (plan.schedule, plan.stages, plan.micro_batches, plan.replicas)
+        key = self._key(plan)
         if key not in self._programs:
-            schedule = build_schedule(plan.schedule, ranks=total // plan.replicas, micro_batches=plan.micro_batches, stages=plan.stages)
-            self._programs[key] = Program(schedule)
+            self._programs[key] = Program(self.schedule(plan))
         return self._programs[key]
 
     def _size_doubt_s(self, plan: Plan, simulated_s: float) -> float:

@@ -51,6 +51,7 @@ class MeasuredStep:
         state_bytes_ratio: Bytes of gradients and optimizer state to a byte of parameters.
         other_bytes: Per pipeline rank, measured peak memory less what the layers explain: the process itself.
         bandwidth: Bytes per second of a link; 0 where it is not known.
+        is_profile: Measured layer by layer in one process: there is no run behind it, and ``step_time`` is simulated.
     """
 
     plan: Plan
@@ -70,6 +71,7 @@ class MeasuredStep:
     state_bytes_ratio: float = STATE_PER_PARAMETER_BYTE
     other_bytes: tuple[int, ...] = ()
     bandwidth: float = 0.0
+    is_profile: bool = False
 
     @property
     def ranks(self) -> int:

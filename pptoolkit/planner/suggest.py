@@ -1,189 +1,97 @@
-"""Suggest better cuts: exact minimax on the measured layer costs, its neighbours tried by simulation, and silence within the noise."""
+"""Suggest better plans: exact minimax on the measured layer costs, its neighbours or a joint search tried by simulation.
+
+Silence within the noise: a suggestion is made only if even the low end of its predicted gain is a gain.
+"""
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
 
-from pptoolkit.errors import PlanError, PPToolkitError, RunError
-from pptoolkit.plan import Origin, Plan, equal_layer_cuts
-from pptoolkit.planner.explain import describe_moves
+from pptoolkit.errors import PPToolkitError
+from pptoolkit.plan import Origin, Plan
+from pptoolkit.planner.baselines import baseline_cuts
+from pptoolkit.planner.binding import what_binds
+from pptoolkit.planner.explain import describe_change, describe_moves
+from pptoolkit.planner.neighbours import neighbours
 from pptoolkit.planner.partition import minimax_cuts
 from pptoolkit.planner.predict import PredictedStep, Predictor
+from pptoolkit.planner.search import SearchSpace, search_plans
 from pptoolkit.planner.step_costs import MeasuredStep
-from pptoolkit.telemetry.json_files import replace_json
+from pptoolkit.planner.suggestion import NoChange, StageChange, Suggestion, Suggestions
 from pptoolkit.telemetry.run_info import RunInfo
 
-SUGGESTIONS_VERSION = 1
 MIN_GAIN = 0.02
 MIN_STEPS = 5
 MOST_SUGGESTIONS = 3
-_SHIFTS = (-2, -1, 1, 2)
 _SEARCH_ACTIONS = 3_000_000  # simulated actions a search may spend: a few seconds
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageChange:
-    """One stage before and after; layers as (first, after the last), compute per micro-batch in seconds. None: no such stage."""
-
-    stage: int
-    layers_before: tuple[int, int] | None
-    layers_after: tuple[int, int]
-    compute_before_s: float | None
-    compute_after_s: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "stage": self.stage,
-            "layers_before": list(self.layers_before) if self.layers_before else None,
-            "layers_after": list(self.layers_after),
-            "compute_before_s": self.compute_before_s,
-            "compute_after_s": self.compute_after_s,
-        }
+__all__ = ["NoChange", "StageChange", "Suggestion", "Suggestions", "search_cuts", "suggest"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suggestion:
-    """A plan that is expected to be faster.
-
-    Args:
-        plan: Ready to save: with fingerprint, origin and prediction.
-        step_time_s: Predicted step time, with ``low_s`` and ``high_s`` around it.
-        gain_ratio: 1 - predicted / measured step time, with ``gain_low_ratio`` and ``gain_high_ratio`` around it.
-        bubble_ratio: Predicted.
-        stages: Before and after, stage by stage.
-        baselines: What other ways of cutting would give: name to predicted step time in seconds.
-        sentence: What changes, for a person.
-    """
-
-    plan: Plan
-    step_time_s: float
-    low_s: float
-    high_s: float
-    gain_ratio: float
-    gain_low_ratio: float
-    gain_high_ratio: float
-    bubble_ratio: float
-    stages: tuple[StageChange, ...]
-    baselines: Mapping[str, float]
-    sentence: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "plan": self.plan.to_dict(),
-            "step_time_s": self.step_time_s,
-            "low_s": self.low_s,
-            "high_s": self.high_s,
-            "gain_ratio": self.gain_ratio,
-            "gain_low_ratio": self.gain_low_ratio,
-            "gain_high_ratio": self.gain_high_ratio,
-            "bubble_ratio": self.bubble_ratio,
-            "stages": [stage.to_dict() for stage in self.stages],
-            "baselines": dict(self.baselines),
-            "sentence": self.sentence,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoChange:
-    """The advice to leave the plan as it is.
-
-    Args:
-        reason: Why, and what to do if the reason is a lack of data.
-        conclusive: True: the data say that nothing better is in sight. False: they do not suffice to say.
-    """
-
-    reason: str
-    conclusive: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"reason": self.reason, "conclusive": self.conclusive}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suggestions:
-    """The ranked suggestions of a run, best first; or none, and why. ``len()``, iteration and ``[0]`` go over the suggestions.
-
-    Args:
-        run_id: The run they come from.
-        items: Best first.
-        no_change: Set if and only if there are no items.
-        step_time_s: Measured step time of the run; None without usable steps.
-        replay_error_ratio: See :class:`~pptoolkit.planner.predict.Predictor`; None where no replay was possible.
-        baselines: Predicted step times of other ways of cutting.
-    """
-
-    run_id: str
-    items: tuple[Suggestion, ...] = ()
-    no_change: NoChange | None = None
-    step_time_s: float | None = None
-    replay_error_ratio: float | None = None
-    baselines: Mapping[str, float] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __iter__(self) -> Iterator[Suggestion]:
-        return iter(self.items)
-
-    def __getitem__(self, index: int) -> Suggestion:
-        if not self.items:
-            reason = self.no_change.reason if self.no_change else "nothing was suggested"
-            raise PlanError(f"there is no suggestion to take for run {self.run_id}: {reason}")
-        return self.items[index]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the stable JSON form that suggestions.json holds."""
-        return {
-            "version": SUGGESTIONS_VERSION,
-            "run_id": self.run_id,
-            "step_time_s": self.step_time_s,
-            "replay_error_ratio": self.replay_error_ratio,
-            "suggestions": [item.to_dict() for item in self.items],
-            "no_change": self.no_change.to_dict() if self.no_change else None,
-            "baselines": dict(self.baselines),
-        }
-
-    def save(self, path: Path) -> None:
-        """Write the suggestions as JSON, replacing ``path`` in one step.
-
-        Raises:
-            RunError: If the file cannot be written.
-        """
-        try:
-            replace_json(path, self.to_dict())
-        except OSError as error:
-            raise RunError(f"cannot write the suggestions to {path}: {error.strerror or error}; make the run directory writable") from error
-
-
-def suggest(measured: MeasuredStep, info: RunInfo) -> Suggestions:
+def suggest(measured: MeasuredStep, info: RunInfo, *, space: SearchSpace | None = None) -> Suggestions:
     """Return what would make the run faster, or why nothing is suggested.
 
-    A suggestion is made only if even the low end of its predicted gain is a gain, and the gain itself is more than :data:`MIN_GAIN`.
+    A suggestion is made only if even the low end of its predicted gain is a gain, and the gain itself is more than :data:`MIN_GAIN`; or
+    if the run's own plan does not fit a memory limit, which leaves no choice.
+
+    Args:
+        measured: The run's step.
+        info: The run.
+        space: What may change beside the cuts; None: only the cuts.
     """
     step_s = measured.step_time.median
-    obstacle = _obstacle(measured)
+    obstacle = _obstacle(measured, space)
     if obstacle is not None:
         return Suggestions(run_id=info.run_id, no_change=obstacle, step_time_s=step_s)
     try:
-        predictor = Predictor(measured)
+        predictor = Predictor(measured, resize=space is not None)
+        doubt = predictor.doubt
     except PPToolkitError as error:
         return Suggestions(run_id=info.run_id, no_change=NoChange(reason=str(error), conclusive=False), step_time_s=step_s)
-    if predictor.doubt:
-        no_change = NoChange(reason=predictor.doubt, conclusive=False)
+    if doubt:
+        no_change = NoChange(reason=doubt, conclusive=False)
         return Suggestions(run_id=info.run_id, no_change=no_change, step_time_s=step_s, replay_error_ratio=predictor.replay_error_ratio)
     baselines = _baselines(predictor)
-    ranked = search_cuts(predictor)
-    better = [found for found in ranked if _is_worth_it(found, measured)][:MOST_SUGGESTIONS]
+    if space is None:
+        ranked, must = [(step, what_binds(predictor, step)) for step in search_cuts(predictor)], False
+    else:
+        found = search_plans(predictor, space)
+        ranked, must = [(item.step, item.binding) for item in found.items], _must_change(predictor, space)
+        if not ranked:
+            reason = _infeasible(space.memory_limit_bytes or 0, found.smallest_memory_bytes)
+            return _nothing(info, predictor, NoChange(reason=reason, conclusive=True), baselines)
+    better = [(step, binding) for step, binding in ranked if must or _is_worth_it(step, measured)][:MOST_SUGGESTIONS]
+    if not better:
+        return _nothing(info, predictor, NoChange(reason=_why_not(ranked[0][0], measured), conclusive=True), baselines)
     return Suggestions(
         run_id=info.run_id,
-        items=tuple(_suggestion(found, measured, info, baselines) for found in better),
-        no_change=None if better else NoChange(reason=_why_not(ranked[0], measured), conclusive=True),
+        items=tuple(_suggestion(step, binding, measured, info, baselines) for step, binding in better),
         step_time_s=step_s,
         replay_error_ratio=predictor.replay_error_ratio,
         baselines=baselines,
+        is_profile=predictor.measured.is_profile,
     )
+
+
+def _nothing(info: RunInfo, predictor: Predictor, no_change: NoChange, baselines: Mapping[str, float]) -> Suggestions:
+    return Suggestions(
+        run_id=info.run_id,
+        no_change=no_change,
+        step_time_s=predictor.measured.step_time.median,
+        replay_error_ratio=predictor.replay_error_ratio,
+        baselines=baselines,
+        is_profile=predictor.measured.is_profile,
+    )
+
+
+def _must_change(predictor: Predictor, space: SearchSpace) -> bool:
+    """Whether the run's own plan needs more memory than it may."""
+    limit = space.memory_limit_bytes
+    return limit is not None and max(predictor.memory(predictor.measured.plan), default=0) > limit
+
+
+def _infeasible(limit: int, smallest: int | None) -> str:
+    need = f"; the smallest limit that any of them fits is {smallest / 2**20:,.0f} MiB a rank ({smallest} bytes)" if smallest else ""
+    return f"no plan fits {limit / 2**20:,.0f} MiB a rank{need}"
 
 
 def search_cuts(predictor: Predictor) -> list[PredictedStep]:
@@ -198,7 +106,7 @@ def search_cuts(predictor: Predictor) -> list[PredictedStep]:
     budget = max(1, _SEARCH_ACTIONS // predictor.actions)
     best = min(tried.values(), key=_rank)
     while True:
-        for cuts in _neighbours(best.plan.cuts, len(layers)):
+        for cuts in neighbours(best.plan.cuts, len(layers)):
             candidate = plan.evolve(cuts=cuts)
             if (
                 cuts in tried
@@ -217,40 +125,35 @@ def _rank(found: PredictedStep) -> tuple[float, tuple[int, ...]]:
     return found.step_time_s, found.plan.cuts
 
 
-def _neighbours(cuts: tuple[int, ...], layers: int) -> Iterator[tuple[int, ...]]:
-    for place, cut in enumerate(cuts):
-        lower = cuts[place - 1] if place else 0
-        upper = cuts[place + 1] if place + 1 < len(cuts) else layers
-        for shift in _SHIFTS:
-            if lower < cut + shift < upper:
-                yield (*cuts[:place], cut + shift, *cuts[place + 1 :])
-    for shift in _SHIFTS:  # two neighbouring cuts together: a whole stage moves along the model
-        for place in range(len(cuts) - 1):
-            moved = (*cuts[:place], cuts[place] + shift, cuts[place + 1] + shift, *cuts[place + 2 :])
-            if all(a < b for a, b in zip((0, *moved), (*moved, layers), strict=True)):
-                yield moved
-
-
-def _obstacle(measured: MeasuredStep) -> NoChange | None:
+def _obstacle(measured: MeasuredStep, space: SearchSpace | None) -> NoChange | None:
     """Return why this run cannot be planned from, if it cannot."""
-    if measured.plan.stages == 1:
+    if measured.plan.stages == 1 and space is None:
         return NoChange(reason="the model is one stage, so there is no cut to move", conclusive=True)
-    if measured.step_time.samples < MIN_STEPS:
+    if not measured.is_profile and measured.step_time.samples < MIN_STEPS:
         reason = f"{measured.step_time.samples} usable steps are too few to plan from; train at least {MIN_STEPS} steps after the first"
         return NoChange(reason=reason, conclusive=False)
     if measured.layers.missing:
         return NoChange(reason="; ".join(measured.layers.missing), conclusive=False)
+    if space is not None and space.memory_limit_bytes is not None and measured.memory_under(measured.plan) is None:
+        reason = "the run does not tell what its layers hold, so no memory limit can be kept; train with this release, or profile the model"
+        return NoChange(reason=reason, conclusive=False)
     return None
 
 
 def _is_worth_it(found: PredictedStep, measured: MeasuredStep) -> bool:
-    return found.plan.cuts != measured.plan.cuts and found.gain_ratio > MIN_GAIN and found.gain_low_ratio > 0
+    return not _is_own(found.plan, measured) and found.gain_ratio > MIN_GAIN and found.gain_low_ratio > 0
+
+
+def _is_own(plan: Plan, measured: MeasuredStep) -> bool:
+    return plan.evolve(fingerprint="", origin=None) == measured.plan.evolve(fingerprint="", origin=None)
 
 
 def _why_not(best: PredictedStep, measured: MeasuredStep) -> str:
-    if best.plan.cuts == measured.plan.cuts:
+    if _is_own(best.plan, measured):
         return f"cuts={list(best.plan.cuts)} are already the best that the measured layer costs allow"
-    promise = f"the best other cuts, {list(best.plan.cuts)}, promise {best.gain_ratio:.1%}"
+    same = best.plan.evolve(cuts=measured.plan.cuts) == measured.plan.evolve(prediction=None)
+    what = f"cuts, {list(best.plan.cuts)}," if same else f"plan, {describe_change(measured.plan, best.plan)},"
+    promise = f"the best other {what} promise{'' if same else 's'} {best.gain_ratio:.1%}"
     if best.gain_low_ratio <= 0:
         return f"{promise}, which is within the noise ({best.gain_low_ratio:.1%} to {best.gain_high_ratio:.1%})"
     return f"{promise}, and below {MIN_GAIN:.0%} a change is not worth it"
@@ -258,27 +161,29 @@ def _why_not(best: PredictedStep, measured: MeasuredStep) -> str:
 
 def _baselines(predictor: Predictor) -> dict[str, float]:
     plan, layers = predictor.measured.plan, predictor.measured.layers
-    cuts = {"uniform": equal_layer_cuts(len(layers.layers), plan.stages)}
     sizes = [float(layer.parameter_bytes) for layer in layers.layers]
-    if any(sizes):
-        cuts["by_parameters"] = minimax_cuts(sizes, plan.stages)
-    return {name: predictor.predict(plan.evolve(cuts=chosen)).step_time_s for name, chosen in cuts.items()}
+    ways = baseline_cuts(layers.compute_s, sizes, plan.stages)
+    return {name: predictor.predict(plan.evolve(cuts=chosen)).step_time_s for name, chosen in ways.items()}
 
 
-def _suggestion(found: PredictedStep, measured: MeasuredStep, info: RunInfo, baselines: Mapping[str, float]) -> Suggestion:
+def _suggestion(found: PredictedStep, binding: str, measured: MeasuredStep, info: RunInfo, baselines: Mapping[str, float]) -> Suggestion:
     layer_s = measured.layers.compute_s
     old, new = (plan.stage_layers(len(layer_s)) for plan in (measured.plan, found.plan))
     plan = found.plan.evolve(
         fingerprint=info.fingerprint,
-        origin=Origin(run=info.run_id, samples=measured.layers.samples, note=f"{measured.step_time.samples} steps"),
+        origin=Origin(
+            run=info.run_id,
+            samples=measured.layers.samples,
+            note="profile" if measured.is_profile else f"{measured.step_time.samples} steps",
+        ),
         prediction=found.as_prediction(baseline_step_time_s=measured.step_time.median),
     )
     changes = tuple(
         StageChange(
             stage=stage,
-            layers_before=(old[stage].start, old[stage].stop),
+            layers_before=(old[stage].start, old[stage].stop) if stage < len(old) else None,
             layers_after=(layers.start, layers.stop),
-            compute_before_s=math.fsum(layer_s[i] for i in old[stage]),
+            compute_before_s=math.fsum(layer_s[i] for i in old[stage]) if stage < len(old) else None,
             compute_after_s=found.stage_compute_s[stage],
         )
         for stage, layers in enumerate(new)
@@ -294,5 +199,17 @@ def _suggestion(found: PredictedStep, measured: MeasuredStep, info: RunInfo, bas
         bubble_ratio=found.bubble_ratio,
         stages=changes,
         baselines=baselines,
-        sentence=describe_moves(info.layers, layer_s, old, new),
+        sentence=_sentence(found.plan, measured, info),
+        memory_bytes=found.memory_bytes,
+        binding=binding,
     )
+
+
+def _sentence(plan: Plan, measured: MeasuredStep, info: RunInfo) -> str:
+    """Say what changes: first what is not the cuts, then which layers move."""
+    layer_s, own = measured.layers.compute_s, measured.plan
+    change = describe_change(own, plan)
+    if plan.stages != own.stages or plan.cuts == own.cuts:
+        return change
+    moves = describe_moves(info.layers, layer_s, own.stage_layers(len(layer_s)), plan.stage_layers(len(layer_s)))
+    return f"{change}, and {moves}" if change else moves
