@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import typer
 from click.exceptions import Abort, ClickException, Exit
 
-from pptoolkit.cli import demo, read, serve, train
+from pptoolkit.cli import demo, export, read, serve, train
 from pptoolkit.cli.screen import show_error
 from pptoolkit.errors import PPToolkitError
 
@@ -23,6 +23,7 @@ app.command("report")(read.report)
 app.command("suggest")(read.suggest)
 app.command("apply")(read.apply)
 app.command("compare")(read.compare)
+app.command("export")(export.export)
 app.command("dashboard")(serve.dashboard)
 app.command("demo")(demo.demo)
 
