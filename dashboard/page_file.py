@@ -64,11 +64,20 @@ def page_text(run: Run) -> str:
     parts += [f'<p class="soft">{escape(_sentence(text))}</p>' for text in report.missing]
     parts.append(_gantt(scene) if scene is not None else "<p>No rank has finished a step, so there is no timeline.</p>")
     parts += [_accounting(report), _stages(report), _links(report)]
+    return _document(name, "".join(parts))
+
+
+def standalone_page(name: str, message: bytes) -> str:
+    """Return a page that holds nothing but the canvas with ``message``."""
+    return _document(escape(name), _canvas(message))
+
+
+def _document(name: str, body: str) -> str:
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}"><meta name="viewport" content="width=device-width">'
-        f"<title>{name}: pptoolkit</title><style>{_STYLE}{source().css}</style></head><body>{''.join(parts)}</body></html>\n"
+        f"<title>{name}: pptoolkit</title><style>{_STYLE}{source().css}</style></head><body>{body}</body></html>\n"
     )
 
 
@@ -90,13 +99,18 @@ def _gantt(scene: Scene) -> str:
     jump = Jump(token="file", window_us=(0.0, span_us))
     everything = ViewState(from_us=0.0, to_us=span_us, follow=False, width_px=WIDTH_PX, jump="file", path=True, gaps=True)
     message = build_message(scene, everything, jump, panel=Panel(closed=True))
-    made = source()
-    script = made.script.replace("export default function", "function mount")
     first, last = int(scene.steps["step"].iloc[0]), int(scene.steps["step"].iloc[-1])
-    data = base64.b64encode(message).decode()
     return (
         f"<h2>Timeline</h2><p class='soft'>Steps {first} to {last}. Each row is a rank, each bar one op of one micro-batch; "
-        f"hatched is a bubble: the rank could compute and does not.</p>"
+        f"hatched is a bubble: the rank could compute and does not.</p>" + _canvas(message)
+    )
+
+
+def _canvas(message: bytes) -> str:
+    made = source()
+    script = made.script.replace("export default function", "function mount")
+    data = base64.b64encode(message).decode()
+    return (
         f'<div id="timeline">{made.html}</div><script type="module">{script}\n'
         f'const bytes = Uint8Array.from(atob("{data}"), (c) => c.charCodeAt(0));\n'
         'const parent = document.getElementById("timeline");\n'
