@@ -55,8 +55,9 @@ def in_flight(events: pd.DataFrame) -> tuple[_Array, _Array]:
     begun = events["start_ns"].to_numpy()[op == int(Op.FORWARD)]
     # Where I and W are apart, the activation is let go of by W; a W beside a whole B never occurs.
     done = events["end_ns"].to_numpy()[np.isin(op, _RELEASE)]
-    times = np.concatenate([begun, done])
-    change = np.concatenate([np.ones(len(begun)), -np.ones(len(done))])
+    # What ends at a moment makes room before what begins at it.
+    times = np.concatenate([done, begun])
+    change = np.concatenate([-np.ones(len(done)), np.ones(len(begun))])
     order = np.argsort(times, kind="stable")
     return times[order], np.maximum(np.cumsum(change[order]), 0)
 
