@@ -7,6 +7,7 @@ Needs Playwright for Python (pip install playwright) and Chromium (apt-get insta
 """
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
@@ -84,7 +85,7 @@ def main() -> None:
         else:
             live = None
             names = sorted((path.parent for path in options.runs.glob("*/run.json")), key=lambda path: path.stat().st_mtime)
-            wanted = pictures(first=names[0].name, second=names[-1].name, live=names[-1].name)
+            wanted = pictures(first=names[0].name, second=with_parent(names).name, live=names[-1].name)
         # Started in the folder above the runs, so that the pictures show short paths.
         where = Path(folder) if options.runs is None else Path.cwd()
         with serving(options.runs or Path("runs"), where) as address:
@@ -95,6 +96,14 @@ def main() -> None:
                     path = options.out / f"{picture.name}-{theme}.png"
                     photograph(address, picture, theme, path)
                     print(path)
+                    if options.runs is not None and path.name == "timeline-light.png":
+                        print(shutil.copyfile(path, options.out / "timeline.png"))  # what the README shows is a real run
+
+
+def with_parent(runs: list[Path]) -> Path:
+    """Return the newest run that applies another one's suggestion, which is what Compare is for; else the newest."""
+    applied = [run for run in runs if json.loads((run / "run.json").read_text()).get("parent")]
+    return (applied or runs)[-1]
 
 
 @contextmanager
@@ -135,7 +144,7 @@ def photograph(address: str, picture: Picture, theme: str, path: Path) -> None:
                     raise
                 time.sleep(0.5)
         for selector in picture.ready:
-            page.wait_for_selector(selector, timeout=30_000)
+            page.wait_for_selector(selector, timeout=90_000)
         for name in picture.press:
             page.get_by_text(name, exact=True).first.click()
             time.sleep(SETTLE_S)

@@ -1,4 +1,4 @@
-"""How a stage's compute spreads over the steps: one box a stage, and the single steps far from it as points."""
+"""How a stage's compute spreads over the steps, against its own median: one box a stage, and the steps far from it as points."""
 
 import altair as alt
 import numpy as np
@@ -25,18 +25,25 @@ def spread_chart(rows: pd.DataFrame) -> alt.LayerChart:
     """Draw :func:`spread_rows`: box from the first to the third quartile, whiskers to the 2nd and 98th percentile, points beyond."""
     quantiles = rows.groupby("stage")["ms"].quantile(np.array([0.02, 0.25, 0.5, 0.75, 0.98])).unstack()
     quantiles.columns = ["low", "first", "median", "third", "high"]
-    boxes = quantiles.reset_index().assign(row=lambda d: [f"stage {s}" for s in d["stage"]])
+    typical = quantiles["median"].copy()
+    # Stages differ from each other by far more than their steps do; in percent of its own median each can be read.
+    quantiles = quantiles.div(typical, axis=0).sub(1).mul(100)
+    boxes = quantiles.reset_index().assign(row=lambda d: [f"stage {s}" for s in d["stage"]], ms=typical.to_numpy())
     outside = rows.merge(boxes[["stage", "low", "high", "row"]], on="stage")
-    outside = outside[(outside["ms"] < outside["low"]) | (outside["ms"] > outside["high"])].head(MOST_POINTS)
+    outside["off"] = 100 * (outside["ms"] / outside["stage"].map(typical) - 1)
+    outside = outside[(outside["off"] < outside["low"]) | (outside["off"] > outside["high"])].head(MOST_POINTS)
     names = list(boxes["row"])
     stages = [int(s) for s in boxes["stage"]]
     color = alt.Color("row:N", scale=alt.Scale(domain=names, range=[stage_color(s) for s in stages]), legend=None)
     row_axis = alt.Axis(ticks=False, domain=False, labelPadding=8, labelOverlap=False)
     y = alt.Y("row:N", sort=names, title=None, axis=row_axis)
     scale = alt.Scale(zero=False, nice=True)
-    tooltip = [alt.Tooltip("row:N", title="stage"), alt.Tooltip("median:Q", title="median, ms", format=".4~g")]
-    tooltip += [alt.Tooltip(f"{end}:Q", title=f"2 % are {word}, ms", format=".4~g") for end, word in (("low", "below"), ("high", "above"))]
-    title = "compute of a step, ms"
+    tooltip = [alt.Tooltip("row:N", title="stage"), alt.Tooltip("ms:Q", title="median, ms", format=".4~g")]
+    tooltip += [
+        alt.Tooltip(f"{end}:Q", title=f"2 % of the steps are {word}, %", format=".4~g")
+        for end, word in (("low", "below"), ("high", "above"))
+    ]
+    title = "compute of a step against the stage's own median, %"
     base = alt.Chart(boxes).encode(y=y, tooltip=tooltip)
     whisker = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", scale=scale, title=title), x2="high:Q", color=color)
     box = base.mark_bar(height={"band": 0.55}, opacity=0.85).encode(x=alt.X("first:Q", scale=scale, title=title), x2="third:Q", color=color)
@@ -46,7 +53,7 @@ def spread_chart(rows: pd.DataFrame) -> alt.LayerChart:
         .mark_circle(size=28, opacity=0.7)
         .encode(
             y=y,
-            x=alt.X("ms:Q", scale=scale, title=title),
+            x=alt.X("off:Q", scale=scale, title=title),
             color=color,
             tooltip=[alt.Tooltip("row:N", title="stage"), alt.Tooltip("step:Q", format="d"), alt.Tooltip("ms:Q", format=".4~g")],
         )
