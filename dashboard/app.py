@@ -2,6 +2,7 @@
 
 import streamlit as st
 
+from dashboard.entrance import may_enter
 from dashboard.views import compare, health, links, rebalance, runs, stages, timeline, what_if
 
 # A picture of our own: a named icon would be fetched from another host.
@@ -16,6 +17,8 @@ def main() -> None:
     st.set_page_config(page_title="pptoolkit", page_icon=ICON, layout="wide", initial_sidebar_state="collapsed")
     # The default top margin is a sixth of a laptop's screen.
     st.html("<style>.block-container{padding-top:4rem;padding-bottom:2rem}</style>")
+    if not may_enter():
+        return
     pages = [
         st.Page(runs.page, title="Runs", icon=":material/list:", url_path="runs", default=True),
         st.Page(timeline.page, title="Timeline", icon=":material/view_timeline:", url_path="timeline"),

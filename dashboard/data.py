@@ -17,6 +17,7 @@ from dashboard.brief import Brief, build_brief
 from dashboard.simulated import ideal_step, mean_passes
 from dashboard.timeline_message import Scene
 from dashboard.window import Lane, lanes_of
+from pptoolkit.analysis.layer_costs import LayerCosts
 from pptoolkit.analysis.liveness import Liveness, RunState
 from pptoolkit.analysis.timeline import clock_uncertainty_ns
 from pptoolkit.errors import PPToolkitError
@@ -220,6 +221,29 @@ class WatchedRun:
             timeline = self._keep("timeline", lambda: self._run.timeline((first, last + 1)), of=(first, last), lazily=False)
             lanes: tuple[Lane, ...] = lanes_of(self.info.stage_to_rank, ranks=self.info.ranks)
             return Scene(timeline=timeline, steps=steps, lanes=lanes, silent=self._run.silent_ranks)
+
+    def step_numbers(self) -> list[int]:
+        """Return the steps that all ranks have finished, in the order of time."""
+        with self._lock:
+            steps = self._keep("steps", self._steps, lazily=False)
+        return [int(step) for step in steps.loc[steps["complete"], "step"].unique()]
+
+    def step_scene(self, step: int) -> Scene | None:
+        """Return one step alone, in its latest attempt; None if it is not there."""
+        with self._lock:
+            steps = self._keep("steps", self._steps, lazily=False)
+            mine = steps[steps["step"] == step].tail(1).reset_index(drop=True)
+            if mine.empty:
+                return None
+            timeline = self._run.timeline((step, step + 1))
+            timeline = timeline[timeline["attempt"] == int(mine["attempt"].iloc[0])]
+            lanes = lanes_of(self.info.stage_to_rank, ranks=self.info.ranks)
+            return Scene(timeline=timeline, steps=mine, lanes=lanes, silent=self._run.silent_ranks)
+
+    def layer_costs(self) -> LayerCosts | None:
+        """Return what each layer costs; None without usable steps or a layer list."""
+        measured = self.measured_step()
+        return measured.layers if measured is not None else None
 
     def _steps(self) -> pd.DataFrame:
         return self._run.steps().sort_values("start_ns", ignore_index=True)

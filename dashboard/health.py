@@ -99,7 +99,7 @@ def doing(beat: Heartbeat) -> str:
 
 def hang_report(found: Sequence[RankPulse]) -> tuple[str, ...]:
     """Say who holds a run up that stands still, as far as that can be seen; empty if nobody is long in one place."""
-    stuck = [pulse for pulse in found if pulse.state != "ended" and (pulse.since_s or 0.0) > LONG_OP_S]
+    stuck = [pulse for pulse in found if pulse.state == "alive" and (pulse.since_s or 0.0) > LONG_OP_S]
     silent = [pulse for pulse in found if pulse.state in ("silent", "not seen")]
     sentences = [
         f"Rank {p.rank} gives no sign of life" + (f" since {duration(p.age_s)}; last seen: {p.doing}." if p.age_s is not None else ".")

@@ -12,6 +12,8 @@ from pptoolkit.errors import ConfigError
 DEFAULT_PORT = 8501
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _PORTS_TRIED = 50
+TOKEN_VARIABLE = "PPTOOLKIT_DASHBOARD_TOKEN"
+SHORTEST_TOKEN = 12
 
 _SETTINGS = {
     "server.headless": "true",  # opens no browser and asks for no e-mail address
@@ -34,21 +36,27 @@ _SETTINGS = {
 }
 
 
-def command(runs: Path, *, port: int, address: str = "127.0.0.1") -> list[str]:
+def command(runs: Path, *, port: int, address: str = "127.0.0.1", token: str = "") -> list[str]:
     """Return the command that serves the dashboard for the runs below ``runs``; start it with :func:`environment`.
 
     Args:
         runs: Folder of run directories, or one run directory; need not exist yet.
         port: A free port, e.g. from :func:`free_port`.
-        address: Where to listen. Only loopback: the app has no password.
+        address: Where to listen.
+        token: What a visitor must know; needed where others can reach ``address``. It goes to the app by :func:`environment`.
 
     Raises:
-        ConfigError: If ``address`` can be reached from other machines.
+        ConfigError: If ``address`` can be reached from other machines and there is no token, or a short one.
     """
-    if address not in _LOOPBACK:
+    if address not in _LOOPBACK and not token:
         raise ConfigError(
-            f"address={address!r} would show the runs to everyone who reaches this machine, and the dashboard has no password; "
-            "use 127.0.0.1, and reach it from afar through an SSH tunnel: ssh -L 8501:127.0.0.1:8501 HOST"
+            f"address={address!r} would show the runs to everyone who reaches this machine; set a token that visitors must know, "
+            f"with --token or {TOKEN_VARIABLE}, or use 127.0.0.1 and an SSH tunnel: ssh -L 8501:127.0.0.1:8501 HOST"
+        )
+    if token and len(token) < SHORTEST_TOKEN:
+        raise ConfigError(
+            f"a token of {len(token)} characters can be guessed; use {SHORTEST_TOKEN} or more, for example: "
+            'python -c "import secrets; print(secrets.token_urlsafe())"'
         )
     app = files("dashboard").joinpath("app.py")
     settings = {**_SETTINGS, "server.port": str(port), "server.address": address}
@@ -56,9 +64,14 @@ def command(runs: Path, *, port: int, address: str = "127.0.0.1") -> list[str]:
     return [sys.executable, "-m", "streamlit", "run", str(app), *options, "--", str(runs)]
 
 
-def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment for :func:`command`: ``base`` (default: this process's) without settings that would change the app."""
-    return {name: value for name, value in (os.environ if base is None else base).items() if not name.startswith("STREAMLIT_")}
+def environment(base: Mapping[str, str] | None = None, *, token: str = "") -> dict[str, str]:
+    """Return the environment for :func:`command`: ``base`` (default: this process's) without settings that would change the app.
+
+    The token travels here and not in the command, which every user of the machine can read.
+    """
+    kept = {name: value for name, value in (os.environ if base is None else base).items() if not name.startswith("STREAMLIT_")}
+    kept.pop(TOKEN_VARIABLE, None)
+    return {**kept, TOKEN_VARIABLE: token} if token else kept
 
 
 def free_port(port: int = DEFAULT_PORT, address: str = "127.0.0.1") -> int:

@@ -17,7 +17,9 @@ _RELEASE = (int(Op.BACKWARD), int(Op.BACKWARD_WEIGHT))
 _Array = NDArray[Any]
 
 
-def build_levels(timeline: pd.DataFrame, lanes: tuple[Lane, ...], *, origin_ns: int, start_ns: int, end_ns: int) -> dict[str, _Array]:
+def build_levels(
+    timeline: pd.DataFrame, lanes: tuple[Lane, ...], *, origin_ns: int, start_ns: int, end_ns: int, points: int = POINTS
+) -> dict[str, _Array]:
     """Return the points of all curves inside a window, ordered by kind, row and time; a value holds until the next point.
 
     Args:
@@ -26,6 +28,7 @@ def build_levels(timeline: pd.DataFrame, lanes: tuple[Lane, ...], *, origin_ns: 
         origin_ns: What times are counted from, in microseconds.
         start_ns: Begin of the window.
         end_ns: Its end.
+        points: Most points of a curve.
     """
     parts: list[tuple[int, int, _Array, _Array]] = []
     every = -(-len(lanes) // MOST_LANES)
@@ -34,7 +37,7 @@ def build_levels(timeline: pd.DataFrame, lanes: tuple[Lane, ...], *, origin_ns: 
         for kind, (times, values) in ((IN_FLIGHT, in_flight(mine)), (MEMORY, _memory(mine))):
             inside = (times >= start_ns) & (times <= end_ns)
             if inside.any():
-                parts.append((kind, row, *_thinned(times[inside], values[inside], start_ns, end_ns)))
+                parts.append((kind, row, *_thinned(times[inside], values[inside], start_ns, end_ns, points)))
     parts.sort(key=lambda part: part[:2])
     empty = np.zeros(0)
     columns = {
@@ -52,8 +55,9 @@ def in_flight(events: pd.DataFrame) -> tuple[_Array, _Array]:
     begun = events["start_ns"].to_numpy()[op == int(Op.FORWARD)]
     # Where I and W are apart, the activation is let go of by W; a W beside a whole B never occurs.
     done = events["end_ns"].to_numpy()[np.isin(op, _RELEASE)]
-    times = np.concatenate([begun, done])
-    change = np.concatenate([np.ones(len(begun)), -np.ones(len(done))])
+    # What ends at a moment makes room before what begins at it.
+    times = np.concatenate([done, begun])
+    change = np.concatenate([-np.ones(len(done)), np.ones(len(begun))])
     order = np.argsort(times, kind="stable")
     return times[order], np.maximum(np.cumsum(change[order]), 0)
 
@@ -64,11 +68,11 @@ def _memory(events: pd.DataFrame) -> tuple[_Array, _Array]:
     return known["end_ns"].to_numpy()[order], known["memory_bytes"].to_numpy()[order].astype(np.float64)
 
 
-def _thinned(times: _Array, values: _Array, start_ns: int, end_ns: int) -> tuple[_Array, _Array]:
-    """Keep the highest point of each of :data:`POINTS` slots: a peak must not vanish."""
-    if len(times) <= POINTS:
+def _thinned(times: _Array, values: _Array, start_ns: int, end_ns: int, points: int) -> tuple[_Array, _Array]:
+    """Keep the highest point of each of ``points`` slots: a peak must not vanish."""
+    if len(times) <= points:
         return times, values
-    slot = ((times - start_ns) * POINTS // max(end_ns - start_ns, 1)).astype(np.int64)
+    slot = ((times - start_ns) * points // max(end_ns - start_ns, 1)).astype(np.int64)
     order = np.lexsort((-values, slot))
     first = order[np.r_[True, np.diff(slot[order]) != 0]]
     return times[first], values[first]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from dashboard.bubble_kinds import KINDS, build_gaps
 from dashboard.charts.palette import BUBBLE_LABEL, OP_STYLES
-from dashboard.levels import build_levels
+from dashboard.levels import POINTS, build_levels
 from dashboard.view_state import ViewState
 from dashboard.window import Lane, Window, build_window
 from dashboard.wire import encode
@@ -18,6 +18,7 @@ from pptoolkit.analysis.step_path import find_step_path
 DEFAULT_WIDTH_PX = 1280
 MAX_HEIGHT_PX = 560
 OVERVIEW_STEPS = 600
+CLOSED_POINTS = 20_000  # of a curve, where nobody brings more when it is zoomed
 PATH_STEPS = 4  # whose critical path is drawn at once
 _PHASES = ({"label": "warm-up", "shape": "rise"}, {"label": "steady", "shape": "flat"}, {"label": "cool-down", "shape": "fall"})
 
@@ -78,6 +79,7 @@ class Panel:
         plain: Without any buttons and legend: a second Gantt beside a first one.
         axis: What the time axis counts.
         reach_us: Length of the time axis at least, so that Gantts under each other have one scale.
+        closed: Nobody answers the canvas: it gets all that it may show at once.
         levels: Whether there is anything to draw under the rows.
     """
 
@@ -86,6 +88,7 @@ class Panel:
     plain: bool = False
     axis: str = "time in run"
     reach_us: float = 0.0
+    closed: bool = False
     levels: bool = True
 
 
@@ -112,6 +115,7 @@ def build_message(scene: Scene, view: ViewState | None, jump: Jump, *, panel: Pa
         "max_height": panel.max_height_px,
         "plain": panel.plain,
         "still": panel.still,
+        "closed": panel.closed,
         "axis": panel.axis,
         "lanes": [_lane(lane, scene.silent) for lane in scene.lanes],
         "ops": {
@@ -146,12 +150,12 @@ def _extras(
     words: dict[str, Any] = {"path": [], "gap_kinds": []}
     within = {"origin_ns": window.origin_ns, "start_ns": window.start_ns, "end_ns": window.end_ns}
     if panel.levels and (view is None or view.levels):
-        more["levels"] = build_levels(scene.timeline, scene.lanes, **within)
+        more["levels"] = build_levels(scene.timeline, scene.lanes, **within, points=CLOSED_POINTS if panel.closed else POINTS)
     if view is not None and view.gaps:
         more["gaps"] = build_gaps(scene.timeline, scene.lanes, **within)
         words["gap_kinds"] = [{"label": kind.label, "color": kind.color} for kind in KINDS]
     if view is not None and view.path:
-        words["path"] = critical_paths(scene, *visible)
+        words["path"] = critical_paths(scene, *visible, most=len(scene.steps) if panel.closed else PATH_STEPS)
     return more, words
 
 

@@ -7,6 +7,7 @@ Needs Playwright for Python (pip install playwright) and Chromium (apt-get insta
 """
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
@@ -24,28 +25,48 @@ sys.path.insert(0, str(ROOT))  # the synthetic runs live beside the tests
 from dashboard.launch import command, environment, free_port  # noqa: E402
 from tests.dashboard.synthetic import demo_runs  # noqa: E402
 
-SIZE: Any = {"width": 1400, "height": 900}
+WIDTH = 1400
 CHART = "[data-testid=stVegaLiteChart] svg"
-SETTLE_S = 1.5  # after the last change: charts fade in
+SETTLE_S = 2.5  # after the last change: charts fade in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """One picture: ``name``-light.png and ``name``-dark.png of the page at ``path``; ``ready`` is what it shows once drawn."""
+    """One picture: ``name``-light.png and ``name``-dark.png of a page.
+
+    Args:
+        path: Of the page, with the run.
+        ready: What the page shows once it is drawn.
+        press: Buttons to press before the picture is taken.
+        height: Pixels.
+    """
 
     name: str
     path: str
     ready: tuple[str, ...]
+    press: tuple[str, ...] = ()
+    height: int = 900
 
 
 def pictures(*, first: str, second: str, live: str) -> list[Picture]:
     """Return what is photographed; the arguments are names of runs."""
+    gantt = ".gantt[data-bars]"
     return [
         Picture(name="runs", path="/", ready=("[data-testid=stDataFrame]", CHART)),
-        Picture(name="timeline", path=f"/timeline?run={live}", ready=(".gantt[data-bars]", CHART)),
-        Picture(name="stages", path=f"/stages?run={first}", ready=(CHART,)),
-        Picture(name="rebalance", path=f"/rebalance?run={first}", ready=(CHART,)),
-        Picture(name="compare", path=f"/compare?run={second}", ready=(CHART,)),
+        Picture(name="timeline", path=f"/timeline?run={live}", ready=(gantt, CHART)),
+        Picture(
+            name="timeline-critical-path",
+            path=f"/timeline?run={first}",
+            ready=(gantt, CHART),
+            press=("Critical path", "equal stages"),
+            height=1180,
+        ),
+        Picture(name="stages", path=f"/stages?run={first}", ready=(CHART,), height=1500),
+        Picture(name="links", path=f"/links?run={first}", ready=(CHART,), height=1500),
+        Picture(name="rebalance", path=f"/rebalance?run={first}", ready=(CHART, gantt), height=1600),
+        Picture(name="compare", path=f"/compare?run={second}", ready=(CHART, gantt), height=1500),
+        Picture(name="what-if", path=f"/what-if?run={first}", ready=(gantt,), height=1250),
+        Picture(name="health", path=f"/health?run={live}", ready=("[data-testid=stDataFrame]",)),
     ]
 
 
@@ -53,6 +74,7 @@ def main() -> None:
     """Start the dashboard, photograph it, stop it."""
     parser = argparse.ArgumentParser(description="Take the pictures of the dashboard.")
     parser.add_argument("--runs", type=Path, help="folder of runs; default: runs made by the simulator")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="pictures to take; default: all")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images", help="where the PNG files go")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -63,17 +85,25 @@ def main() -> None:
         else:
             live = None
             names = sorted((path.parent for path in options.runs.glob("*/run.json")), key=lambda path: path.stat().st_mtime)
-            wanted = pictures(first=names[0].name, second=names[-1].name, live=names[-1].name)
+            wanted = pictures(first=names[0].name, second=with_parent(names).name, live=names[-1].name)
         # Started in the folder above the runs, so that the pictures show short paths.
         where = Path(folder) if options.runs is None else Path.cwd()
         with serving(options.runs or Path("runs"), where) as address:
-            for picture in wanted:
+            for picture in [one for one in wanted if not options.only or one.name in options.only]:
                 for theme in ("light", "dark"):
                     if live is not None:
                         live.train(2)  # so that it is seen running
                     path = options.out / f"{picture.name}-{theme}.png"
                     photograph(address, picture, theme, path)
                     print(path)
+                    if options.runs is not None and path.name == "timeline-light.png":
+                        print(shutil.copyfile(path, options.out / "timeline.png"))  # what the README shows is a real run
+
+
+def with_parent(runs: list[Path]) -> Path:
+    """Return the newest run that applies another one's suggestion, which is what Compare is for; else the newest."""
+    applied = [run for run in runs if json.loads((run / "run.json").read_text()).get("parent")]
+    return (applied or runs)[-1]
 
 
 @contextmanager
@@ -102,7 +132,9 @@ def photograph(address: str, picture: Picture, theme: str, path: Path) -> None:
     arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=arguments)
-        page: Any = browser.new_page(viewport=SIZE, color_scheme="dark" if theme == "dark" else "light")
+        page: Any = browser.new_page(
+            viewport={"width": WIDTH, "height": picture.height}, color_scheme="dark" if theme == "dark" else "light"
+        )
         for attempt in range(60):
             try:
                 page.goto(address + picture.path)
@@ -112,7 +144,10 @@ def photograph(address: str, picture: Picture, theme: str, path: Path) -> None:
                     raise
                 time.sleep(0.5)
         for selector in picture.ready:
-            page.wait_for_selector(selector, timeout=30_000)
+            page.wait_for_selector(selector, timeout=90_000)
+        for name in picture.press:
+            page.get_by_text(name, exact=True).first.click()
+            time.sleep(SETTLE_S)
         time.sleep(SETTLE_S)
         page.screenshot(path=str(path))
         browser.close()

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from pptoolkit.config import RunConfig
-from pptoolkit.engine import micro_batch as mb
 from pptoolkit.engine.layers import as_layers
 from pptoolkit.engine.loader import BatchSource
 from pptoolkit.errors import ConfigError

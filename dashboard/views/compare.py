@@ -7,10 +7,12 @@ import streamlit as st
 
 from dashboard.charts.curves import curve_chart
 from dashboard.charts.intervals import StepTime, interval_chart
-from dashboard.charts.numbers import percent
+from dashboard.charts.numbers import duration, percent
 from dashboard.charts.palette import STATE_LABELS
+from dashboard.components.gantt import gantt, last_view
 from dashboard.data import WatchedRun
 from dashboard.frame import catalogue, choose_run, refresh, refresh_every, say, section
+from dashboard.timeline_message import Jump, Panel, build_message
 from pptoolkit.errors import PPToolkitError
 from pptoolkit.planner.compare import Comparison, LossComparison
 
@@ -50,6 +52,7 @@ def _live(before: WatchedRun, after: WatchedRun) -> None:
     section("Step time")
     _headline(comparison)
     st.altair_chart(interval_chart(step_times(comparison)), key="compare-intervals")
+    _timelines(before, after)
     _losses(before, after, comparison.losses)
     section("Where the difference comes from", "Time of a step by what the ranks do in it, mean over the ranks.")
     st.dataframe(
@@ -74,6 +77,26 @@ def _headline(comparison: Comparison) -> None:
                 f":gray[achieved step time is] **{percent(abs(check.error_ratio))}** :gray[from the predicted one, {where} its interval]",
                 width="content",
             )
+
+
+def _timelines(before: WatchedRun, after: WatchedRun) -> None:
+    """Draw the same step of both runs, one above the other, on one scale."""
+    common = sorted(set(before.step_numbers()) & set(after.step_numbers()))
+    if not common:
+        return
+    section("The same step in both", "Both begin at the left edge and have one scale: what is shorter is faster.")
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.text("step", width="content")
+        step = st.number_input("Step", common[0], common[-1], common[-1], key="compare-step", label_visibility="collapsed", width=130)
+    scenes = [(run, run.step_scene(int(step))) for run in (before, after)]
+    known = [(run, scene) for run, scene in scenes if scene is not None]
+    reach_us = max((scene.end_ns - scene.start_ns) / 1e3 for _, scene in known) if known else 0.0
+    for place, (run, scene) in enumerate(known):
+        st.text(f"{run.name}: {duration((scene.end_ns - scene.start_ns) / 1e9)}")
+        key = f"gantt-compare-{place}-{run.name}"
+        panel = Panel(still=True, plain=True, axis="time in step", reach_us=reach_us, levels=False, max_height_px=300)
+        jump = Jump(token=f"{step}/{reach_us:.0f}", window_us=(0.0, reach_us))
+        gantt(build_message(scene, last_view(key), jump, panel=panel), key=key)
 
 
 def step_times(comparison: Comparison) -> list[StepTime]:

@@ -207,6 +207,6 @@ def _micro_batch_chart(rows: pd.DataFrame) -> alt.Chart:
             ),
             tooltip=[alt.Tooltip("row:N", title="rank"), alt.Tooltip("micro_batch:Q"), alt.Tooltip("mib:Q", title="MiB", format=".4~g")],
         )
-        .properties(height=220)
+        .properties(height=270)
     )
     return chart

@@ -7,12 +7,18 @@ import streamlit as st
 
 from dashboard.charts.heat import heat_chart, heat_rows
 from dashboard.charts.numbers import duration, percent, size
+from dashboard.charts.palette import OP_STYLES
 from dashboard.charts.split import split_chart, split_rows
+from dashboard.charts.spread import spread_chart, spread_rows
+from dashboard.charts.stacked import stacked_chart, stacked_rows
 from dashboard.data import WatchedRun
-from dashboard.frame import choose_run, refresh, refresh_every, say, say_waiting, section
+from dashboard.frame import choose_run, offer_tables, refresh, refresh_every, say, say_waiting, section, show_chart
+from pptoolkit.analysis.layer_costs import LayerCosts
 from pptoolkit.analysis.stages import StageRow
 from pptoolkit.planner.report import Report
+from pptoolkit.telemetry.events import Op
 
+MOST_LAYERS = 40
 WHAT = "Where the time of a step goes on each rank, and which stage sets the pace for all others by its own work."
 
 
@@ -38,14 +44,69 @@ def _live(run: WatchedRun) -> None:
         "All parts of a bar together are the whole step. Blue is useful work; whatever waits is waiting for a slower stage or a link.",
     )
     parts = {account.rank: account.states for account in report.accounting}
-    st.altair_chart(split_chart(split_rows(parts, rank_labels(report))), key="split")
+    split = split_rows(parts, rank_labels(report))
+    show_chart(split_chart(split), key="split")
     section("Stages")
     st.dataframe(stage_rows(report), key="stage-table", hide_index=True, column_config=_columns(), alt="One row per stage")
     section(
         "Compute by stage and micro-batch",
         "Forward and backward together, mean over the usable steps. A dark row is a heavy stage, a dark column a heavy micro-batch.",
     )
-    st.altair_chart(heat_chart(heat_rows(run.steady_events())), key="heat")
+    events = run.steady_events()
+    heat = heat_rows(events)
+    show_chart(heat_chart(heat), key="heat")
+    section("Spread over the steps", "Half of the steps lie in the box, nearly all on the line; points are single steps beyond it.")
+    spread = spread_rows(events)
+    show_chart(spread_chart(spread), key="spread")
+    layers = _layers(run, report)
+    offer_tables(run.name, {"time by rank": split, "compute by micro-batch": heat, "compute by step": spread, **layers})
+
+
+def _layers(run: WatchedRun, report: Report) -> dict[str, pd.DataFrame]:
+    """Show what the layers within each stage cost; return the table for saving."""
+    costs = run.layer_costs()
+    if costs is None or not costs.layers:
+        return {}
+    section("Layers within a stage", "Median of one micro-batch, from the sampled ones: which layer makes its stage heavy.")
+    stages = [range(*row.layers) for row in report.stages]
+    chosen = st.pills(
+        "Stages",
+        range(len(stages)),
+        format_func=lambda s: f"stage {s}",
+        key=f"layers-of-{run.name}",
+        selection_mode="multi",
+        label_visibility="collapsed",
+    )
+    rows = layer_rows(costs, stages)
+    shown = rows[rows["stage"].isin(chosen)] if chosen else rows
+    columns = zip(shown["name"], shown["stage"], shown["forward"], shown["backward"], strict=True)
+    bars = {f"{name} · stage {stage}": {"forward": forward, "backward": backward} for name, stage, forward, backward in columns}
+    if len(bars) > MOST_LAYERS:
+        heaviest = sorted(bars, key=lambda name: -sum(bars[name].values()))[:MOST_LAYERS]
+        bars = {name: parts for name, parts in bars.items() if name in heaviest}
+        st.caption(f"The {MOST_LAYERS} heaviest of {len(shown)} layers.")
+    colors = {"forward": OP_STYLES[Op.FORWARD].color, "backward": OP_STYLES[Op.BACKWARD].color}
+    show_chart(stacked_chart(stacked_rows(bars), colors, title="ms per micro-batch", row_height=26), key="layers")
+    return {"layers": rows}
+
+
+def layer_rows(costs: LayerCosts, stages: list[range]) -> pd.DataFrame:
+    """Return one row per layer: its stage, times in ms and sizes in bytes."""
+    owner = {layer: stage for stage, layers in enumerate(stages) for layer in layers}
+    return pd.DataFrame(
+        [
+            {
+                "layer": one.layer,
+                "name": one.name,
+                "stage": owner.get(one.layer, -1),
+                "forward": one.forward.median * 1e3,
+                "backward": one.backward.median * 1e3,
+                "parameter_bytes": one.parameter_bytes,
+                "activation_bytes": one.activation_bytes,
+            }
+            for one in costs.layers
+        ]
+    )
 
 
 def rank_labels(report: Report) -> dict[int, str]:

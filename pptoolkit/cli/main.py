@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from pptoolkit.cli import collect, demo, foreign, monitoring, plan, plans, profile, read, serve, simulate, train, verify
+from pptoolkit.cli import collect, demo, export, foreign, monitoring, plan, plans, profile, read, serve, simulate, train, verify
 from pptoolkit.cli.screen import show_error
 from pptoolkit.errors import PPToolkitError
 
@@ -32,6 +32,7 @@ app.command("compare")(read.compare)
 app.command("profile")(profile.profile)
 app.command("simulate")(simulate.simulate)
 app.command("import")(foreign.import_run)
+app.command("export")(export.export)
 app.command("dashboard")(serve.dashboard)
 app.command("collect")(collect.collect)
 app.command("demo")(demo.demo)

@@ -15,9 +15,15 @@ from pptoolkit.errors import ConfigError
 def dashboard(
     runs: Annotated[Path, typer.Argument(help="Folder of runs, or one run.")] = RUNS,
     port: Annotated[int, typer.Option(help="Port; the next free one where it is taken.", min=1, max=65535)] = 8501,
+    address: Annotated[str, typer.Option(help="Where to listen; any other than loopback needs a token.")] = "127.0.0.1",
+    token: Annotated[
+        str, typer.Option(envvar="PPTOOLKIT_DASHBOARD_TOKEN", help="What visitors must know; better set in the environment.")
+    ] = "",
 ) -> int:
     """Serve the dashboard on this machine: live Gantt, stages, suggestions with an Apply button."""
-    process, url = start_dashboard(runs, port)
+    process, url = start_dashboard(runs, port, address=address, token=token)
+    if address not in ("127.0.0.1", "localhost", "::1"):
+        out.print("others can reach it, and what travels is not encrypted: put a server with TLS before it where the network is not yours")
     out.print(f"dashboard: {url}  (Ctrl-C ends it)")
     try:
         return process.wait()
@@ -27,22 +33,24 @@ def dashboard(
         stop_dashboard(process)
 
 
-def start_dashboard(runs: Path, port: int) -> "tuple[subprocess.Popen[bytes], str]":
+def start_dashboard(runs: Path, port: int, *, address: str = "127.0.0.1", token: str = "") -> "tuple[subprocess.Popen[bytes], str]":
     """Start the dashboard as a process of its own; return it and its address.
 
     Raises:
-        ConfigError: If Streamlit is not installed, or no port is free.
+        ConfigError: If Streamlit is not installed, no port is free, or others can reach ``address`` and there is no token.
     """
     if importlib.util.find_spec("streamlit") is None:
         raise ConfigError("the dashboard needs Streamlit, which is not installed; install it with: pip install 'pptoolkit[dashboard]'")
     from dashboard.launch import command, environment, free_port
 
-    free = free_port(port)
+    free = free_port(port, address)
     if free != port:
         out.print(f"port {port} is taken; the dashboard uses {free}")
     # Its own log says a second address and little else; errors still reach the screen.
-    process = subprocess.Popen(command(runs, port=free), env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    return process, f"http://localhost:{free}"
+    words = command(runs, port=free, address=address, token=token)
+    process = subprocess.Popen(words, env=environment(token=token), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    host = "localhost" if address in ("127.0.0.1", "0.0.0.0", "::1", "::") else address
+    return process, f"http://{host}:{free}"
 
 
 def stop_dashboard(process: "subprocess.Popen[bytes]") -> None:

@@ -1,5 +1,6 @@
 """The real page in a real browser: drawing, hover, live refresh, apply, and not one request that leaves the machine."""
 
+import re
 import shutil
 import socket
 import subprocess
@@ -121,13 +122,36 @@ def test_a_deep_link_restores_run_and_step(server: str, page: Page, runs: Path) 
         SyntheticRun(root=runs, run_id=name).train(12).finish()
     page.page.goto(f"{server}/timeline?run=first&step=4")
     page.wait_for_view("d.follow === 'false' && d.last === '11'")
-    page.page.get_by_role("button", name="PNG").wait_for()
+    page.page.locator(".gantt").get_by_role("button", name="PNG").wait_for()
     view = page.view()
     middle = (float(view["from"]) + float(view["to"])) / 2
     assert 4 <= middle / 127_500 <= 5  # each step of these runs takes about 127 ms
     page.page.get_by_role("button", name="Next step").click()
     page.wait_for_view(f"Number(d.from) > {view['from']}")
-    assert page.page.url.endswith("run=first&step=4")
+    page.page.wait_for_url(re.compile(r"run=first&step=4&window=\d+-\d+$"), timeout=WAIT_MS)
+
+    moved = page.view()
+    page.page.goto(page.page.url)  # as somebody else would who was sent the address
+    page.wait_for_view("d.follow === 'false' && d.last === '11'")
+    assert [abs(float(page.view()[end]) - float(moved[end])) < 10 for end in ("from", "to")] == [True, True]
+
+
+def test_the_critical_path_is_drawn_on_demand_and_a_dragged_cut_is_simulated_at_once(server: str, page: Page, runs: Path) -> None:
+    SyntheticRun(root=runs, run_id="run").train(12).finish()
+    page.page.goto(f"{server}/timeline?run=run")
+    page.wait_for_view("Number(d.bars) > 100 && d.path === '0'")
+    page.page.locator(".gantt").get_by_role("button", name="Critical path").click()
+    page.wait_for_view("Number(d.path) >= 2")
+    box = page.page.locator(".gantt canvas").bounding_box()
+    page.page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 105)
+    page.page.get_by_role("link", name="Rebalance").click()
+    handle = page.page.get_by_role("slider", name="Cut between stage 2 and stage 3")
+    handle.focus(timeout=WAIT_MS)
+    page.page.keyboard.press("ArrowRight")
+    page.page.get_by_text("Simulated step, yours").wait_for(timeout=WAIT_MS)
+    page.page.get_by_role("button", name="Apply your own").click(timeout=WAIT_MS)
+    page.page.get_by_text("is written").wait_for(timeout=WAIT_MS)
+    assert tomllib.loads((runs / "run" / "next-plan.toml").read_text())["cuts"] == [3, 6, 9]
 
 
 def _colors_of_the_canvas(page: Page) -> int:

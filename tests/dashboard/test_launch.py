@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboard.launch import command, environment, free_port
+from dashboard.launch import TOKEN_VARIABLE, command, environment, free_port
 from pptoolkit.errors import ConfigError
 
 
@@ -33,8 +33,22 @@ def test_the_command_names_an_app_that_exists(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "192.168.1.7", "::"])
 def test_an_address_that_others_can_reach_is_refused(tmp_path: Path, address: str) -> None:
-    with pytest.raises(ConfigError, match="no password"):
+    with pytest.raises(ConfigError, match="set a token"):
         command(tmp_path, port=8512, address=address)
+
+
+def test_with_a_token_others_may_reach_it_and_the_token_is_not_in_the_command(tmp_path: Path) -> None:
+    token = "a-long-enough-token"
+    words = command(tmp_path, port=8512, address="0.0.0.0", token=token)
+    assert "--server.address=0.0.0.0" in words
+    assert not any(token in word for word in words)
+    assert environment({"PATH": "/bin"}, token=token) == {"PATH": "/bin", TOKEN_VARIABLE: token}
+    assert environment({TOKEN_VARIABLE: "left over"}) == {}
+
+
+def test_a_token_that_can_be_guessed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="can be guessed"):
+        command(tmp_path, port=8512, address="0.0.0.0", token="secret")
 
 
 def test_settings_of_other_streamlit_apps_do_not_leak_in() -> None:

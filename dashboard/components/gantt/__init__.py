@@ -2,31 +2,20 @@
 
 The script files stand apart by what they do and share one scope, as the parts of one module would:
 decode (message to arrays), format (words), paint, paint_frame and paint_levels (drawing), view (zoom and pan), listen (mouse and
-keys), main.
+keys), main. Streamlit is imported where it is used: a run is also written to a file where it is not installed.
 """
 
 from collections.abc import Mapping
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
-import streamlit as st
-
+from dashboard.components.gantt.source import source
 from dashboard.view_state import ViewState
-
-_SCRIPTS = ("decode.js", "format.js", "paint.js", "paint_frame.js", "paint_levels.js", "view.js", "listen.js", "main.js")
-
-
-@cache
-def source() -> tuple[str, str, str]:
-    """Return HTML, CSS and JavaScript of the component."""
-    folder = files(__package__)
-    script = "\n".join(folder.joinpath(name).read_text(encoding="utf-8") for name in _SCRIPTS)
-    return folder.joinpath("gantt.html").read_text(encoding="utf-8"), folder.joinpath("gantt.css").read_text(encoding="utf-8"), script
 
 
 def last_view(key: str) -> ViewState | None:
     """Return the view that the component with ``key`` last reported in this session."""
+    import streamlit as st
+
     state: Any = st.session_state.get(key)
     return ViewState.read(state.get("view")) if isinstance(state, Mapping) else None
 
@@ -39,6 +28,8 @@ def gantt(message: bytes, *, key: str) -> None:
             ``view`` and ``follow``, otherwise the person's own view stays.
         key: Stable over refreshes; one canvas per key.
     """
+    import streamlit as st
+
     html, css, script = source()
     component = st.components.v2.component("pptoolkit_gantt", html=html, css=css, js=script)
     component(key=key, data=message, on_view_change=lambda: None)

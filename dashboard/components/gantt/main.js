@@ -34,10 +34,12 @@ class Gantt {
       this.jump = header.jump;
       this.follow = header.follow;
       this.view.set(...header.view);
+      if (header.closed) showNewest(this);
     } else if (this.follow) this.view.set(...header.view);
     this.marks.selected = kept ? this.findAgain(kept) : -1;
     this.root.classList.toggle("plain", header.plain);
     this.root.classList.toggle("still", header.still);
+    this.root.classList.toggle("closed", header.closed);
     fillLegend(this);
     if (!this.layout) this.drawNow();
     if (this.mouse) hover(this, this.mouse); // the mouse rests, what lies under it may have changed
@@ -178,6 +180,12 @@ class Gantt {
     clearTimeout(this.pending);
     if (this.frame) cancelAnimationFrame(this.frame);
   }
+}
+
+// A file opens with its last two steps, which can be read, instead of all that it holds.
+function showNewest(gantt) {
+  const edges = jumpList(gantt.model).slice(-2);
+  if (edges.length) gantt.view.set(edges[0].from, edges.at(-1).to);
 }
 
 function fillLegend(gantt) {
