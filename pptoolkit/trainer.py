@@ -16,6 +16,7 @@ from pptoolkit.data.order import batches
 from pptoolkit.engine import micro_batch as mb
 from pptoolkit.engine.assembly import assemble
 from pptoolkit.engine.clocks import ClockExchange, LinkProbe, probe_links
+from pptoolkit.engine.garbage import long_lived_objects_spared
 from pptoolkit.engine.layers import Layer, as_layers
 from pptoolkit.engine.loader import BatchSource, BatchStream, open_source
 from pptoolkit.engine.memory import ResidentMemory
@@ -213,7 +214,8 @@ class Trainer:
         if not self._started:
             self._started = True
             recorder.record(Op.STARTUP, -1, -1, -1, process_start_ns(), time.monotonic_ns())
-        with TrainingProgress(steps, start=self.step, shown=self._progress and self.world.rank == 0) as progress:
+        shown = self._progress and self.world.rank == 0
+        with long_lived_objects_spared(), TrainingProgress(steps, start=self.step, shown=shown) as progress:
             while self.step < steps and not stopped:
                 recorder.begin_step(self.step)
                 with recorder.span(Op.DATA):

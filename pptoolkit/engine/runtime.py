@@ -17,6 +17,7 @@ from pptoolkit.schedule.lower import lower
 from pptoolkit.telemetry.events import Flag, Op
 from pptoolkit.telemetry.recorder import Recorder
 
+_SAMPLED = int(Flag.SAMPLED)  # as a number: combining enum members costs more than recording an event
 LossFunction = Callable[[Any, Any], torch.Tensor]
 _OP = {
     ActionKind.FORWARD: Op.FORWARD,
@@ -215,7 +216,7 @@ class InstrumentedRuntime(ScheduleRuntime):
         return _Timed(self, action)
 
     def _record_layer(self, op: Op, action: Action, layer: int, start_ns: int, end_ns: int) -> None:
-        self._recorder.record(op, action.stage, action.micro_batch, layer, start_ns, end_ns, 0, 0, Flag.SAMPLED)
+        self._recorder.record(op, action.stage, action.micro_batch, layer, start_ns, end_ns, 0, 0, _SAMPLED)
 
 
 class _Timed:
@@ -249,7 +250,7 @@ class _Timed:
         self.end_ns = time.monotonic_ns()
         runtime.compute_ns += self.end_ns - self.start_ns
         runtime._recorder.in_flight = None
-        flags = Flag.SAMPLED if action.micro_batch == runtime._sampled else Flag.NONE
+        flags = _SAMPLED if action.micro_batch == runtime._sampled else 0
         runtime._clock.record(op, action.stage, action.micro_batch, -1, self.start_ns, self.end_ns, 0, runtime._resident_bytes(), flags)
 
 
