@@ -224,7 +224,7 @@ def autocast(folder: str, *, precision: str) -> dict[str, Any]:
         evaluation = trainer.evaluate(data, batch_size=16)
         (stage,) = trainer.pipeline.stages.values()
         shapes = trainer.pipeline._shapes.first[stage.stage_index]
-        sent, received = (str(border.wire[0].dtype) if border else "" for border in (shapes.outputs, shapes.inputs))
+        sent, received = (str(border.wire[0].dtype) if border and border.wire else "" for border in (shapes.outputs, shapes.inputs))
         parameters = {str(p.dtype) for p in trainer.pipeline.parameters()}
         facts = seen.facts()
         for module in trainer.pipeline.stages.values():
