@@ -74,19 +74,21 @@ def comparison(found: Comparison) -> RenderableType:
     table = _table("ms a step", "before", "after", "difference")
     table.add_row("run", escape(found.before.run_id), escape(found.after.run_id), "")
     table.add_row("cuts", escape(str(list(found.before.cuts))), escape(str(list(found.after.cuts))), "")
-    table.add_row(
-        "step time", _interval(found.before.step_time), _interval(found.after.step_time), _signed(found.difference_s), style="bold"
-    )
+    table.add_row("step time", _bare(found.before.step_time), _bare(found.after.step_time), _signed(found.difference_s), style="bold")
     for state, (before, after, difference) in found.accounting.items():
         if before or after:
             table.add_row(_STATES.get(state, state), _ms(before), _ms(after), f"{difference * 1e3:+.1f}")
     change = f"{abs(found.gain_ratio):.1%} {'less' if found.gain_ratio > 0 else 'more'} time a step"
     parts: list[RenderableType] = [table, Text(change if found.is_significant else "no difference beyond the noise", style="bold")]
     if abs(found.compute_ratio - 1) > _SAME_MACHINE:
-        note = f"the same layers took {found.compute_ratio - 1:+.0%} time in the second run, so the machine itself was not the same"
+        note = f"all layers together took {found.compute_ratio - 1:+.0%} time in the second run: the machine itself was not the same"
         parts.append(Text(note, style="yellow"))
     if found.prediction is not None:
         parts.append(Text(_prediction(found.prediction)))
+        if abs(found.compute_ratio - 1) > _SAME_MACHINE:
+            there = found.prediction.predicted.step_time_s * found.compute_ratio
+            off = found.prediction.achieved.median / there - 1
+            parts.append(Text(f"at the second run's speed of computing the prediction is {there * 1e3:.1f} ms, and {off:+.1%} off"))
     if found.losses is not None:
         same = f"equal to {found.losses.equal_digits} digits at every step" if found.losses.equal_digits else "different"
         parts.append(
@@ -127,14 +129,15 @@ def _rates(found: Report) -> RenderableType:
 
 
 def _stages(found: Report) -> RenderableType:
-    table = _table("stage", "rank", "layers", "F ms", "B ms", "ms/step", "busy", "held", "act. MiB", "RSS")
-    table.columns[2].justify = "left"
+    ranks = [] if all(row.rank == row.stage for row in found.stages) else ["rank"]
+    table = _table("stage", *ranks, "layers", "F ms", "B ms", "ms/step", "busy", "held", "kept MiB", "RSS MiB")
+    table.columns[1 + len(ranks)].justify = "left"
     slowest = found.verdict.stage if found.verdict is not None else None
     for row in found.stages:
         names = f"{row.layer_names[0]}..{row.layer_names[-1]}" if row.layer_names else f"{row.layers[0]}..{row.layers[1] - 1}"
         table.add_row(
             f"{row.stage}{' <' if row.stage == slowest else ''}",
-            str(row.rank),
+            *([str(row.rank)] if ranks else []),
             escape(f"{names} ({row.layers[1] - row.layers[0]})"),
             _ms(row.forward.median) if row.forward else "-",
             _ms(row.backward.median) if row.backward else "-",
@@ -249,6 +252,10 @@ def _table(*columns: str, title: str | None = None) -> Table:
 
 def _interval(value: Interval) -> str:
     return interval_ms(value.median, value.low, value.high)
+
+
+def _bare(value: Interval) -> str:
+    return f"{value.median * 1e3:.1f} ({value.low * 1e3:.1f} to {value.high * 1e3:.1f})"
 
 
 def _signed(value: Interval) -> str:

@@ -93,7 +93,7 @@ def test_a_job_file_that_does_not_fit_is_refused(training: dict[str, Any], plan:
 
 def _plan_of(body: dict[str, Any], ranks: int) -> Plan:
     config = RunConfig.from_dict(body, where="job.toml")
-    return make_plan(make_job(config), plan=None, ranks=ranks)
+    return make_plan(make_job(config), config, plan=None, ranks=ranks)
 
 
 def test_every_key_of_the_job_file_arrives() -> None:
@@ -117,7 +117,7 @@ def test_every_key_of_the_job_file_arrives() -> None:
     assert settings.groups[0].options == {"weight_decay": 0.0}
     assert settings.learning_rate is not None
     assert [round(settings.learning_rate(step), 3) for step in (0, 3, 4, 39)] == [0.25, 1.0, 1.0, 0.1]
-    plan = make_plan(make_job(config), plan=None, ranks=4)
+    plan = make_plan(make_job(config), config, plan=None, ranks=4)
     assert (plan.replicas, plan.recompute, plan.stages) == (2, (0,), 2)
     with pytest.raises(PlanError, match="do not divide 3 ranks"):
-        make_plan(make_job(config), plan=None, ranks=3)
+        make_plan(make_job(config), config, plan=None, ranks=3)
