@@ -41,7 +41,10 @@ def _leave_nothing_behind(_own_cache: Path) -> Iterator[None]:
     What a fixture of a wider scope started before the test is not the test's.
     """
     variables, threads, children = _variables(), set(threading.enumerate()), _children()
+    program = sys.modules["__main__"]
     yield
+    # Streamlit's AppTest puts its script there, and a process spawned later would run that script.
+    sys.modules["__main__"] = program
     left = [
         *_end_process_group(),
         *_end_children(children),
