@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
-from benchmarks.paired import Estimate, location
-from benchmarks.report import Result, argument_parser, describe_machine, fail, measured, show, tell
 
 from benchmarks import accounting_job as job
+from benchmarks.paired import Estimate, location
+from benchmarks.report import Result, argument_parser, describe_machine, fail, measured, show, tell
 from pptoolkit.analysis.links import pair_messages
 from pptoolkit.errors import ConfigError, PPToolkitError, TrainingError
 from pptoolkit.run import Run

@@ -16,10 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.large_runs import LargeRun
 from benchmarks.paired import Estimate, location
 from benchmarks.report import Result, argument_parser, at_most, describe_machine, fail, measured, show, tell
-
-from benchmarks.large_runs import LargeRun
 from dashboard import data
 from dashboard.data import WatchedRun
 from dashboard.launch import command, environment, free_port

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import numpy as np
+
 from benchmarks.paired import Estimate, location
 from benchmarks.report import Result, argument_parser, at_most, describe_machine, fail, measured, show, tell
-
 from pptoolkit.errors import ConfigError, PPToolkitError
 from pptoolkit.telemetry import EventReader, EventWriter, Op, Recorder, RunDirectory, RunInfo
 

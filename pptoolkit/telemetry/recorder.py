@@ -69,7 +69,7 @@ class Recorder:
     ) -> None:
         """Add one event of the current step; the arguments are the columns of :class:`~pptoolkit.telemetry.events.Event`."""
         if len(self._rows) < self._capacity:
-            if micro_batch >= 0:
+            if self.first_micro_batch and micro_batch >= 0:
                 micro_batch += self.first_micro_batch
             self._append((self.step, stage, micro_batch, op, peer, start_ns, end_ns, bytes, memory_bytes, flags | self._first_use))
         else:

@@ -16,7 +16,11 @@ from tests.support.hosts import Host, two_hosts, why_no_hosts
 TOKEN = "0123456789abcdef-secret"
 ENVIRONMENT = {"PPTOOLKIT_TOKEN": TOKEN}
 LIMIT_S = 150.0
-pytestmark = [pytest.mark.timeout(240), pytest.mark.skipif((reason := why_no_hosts(clocks=True)) is not None, reason=reason or "")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif((reason := why_no_hosts(clocks=True)) is not None, reason=reason or ""),
+]
 
 
 def train(hosts: tuple[Host, Host], *, steps: int, width: int = 4096, environment: dict[str, str] | None = None) -> None:

@@ -5,9 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from benchmarks.report import Result
 
 from benchmarks import __main__ as bench
+from benchmarks.report import Result
 
 GOOD = Result(name="step ratio", value=1.01234, low=1.0, high=1.02, unit="", goal="upper bound <= 1.05", holds=True)
 BAD = Result(name="overhead", value=0.02, low=0.015, high=0.025, unit="of the step", goal="upper bound <= 0.01", holds=False)

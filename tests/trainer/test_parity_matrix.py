@@ -37,6 +37,8 @@ FEATURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 LAYOUTS = {"1": (1, 1), "2": (2, 1), "4": (4, 1), "2x2": (4, 2), "2x1": (2, 2)}  # ranks, replicas
 STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "zb-h1": 1, "interleaved-1f1b": 2, "looped-bfs": 2, "interleaved-zb": 2, "zbv": 2, "dualpipev": 2}
 
+pytestmark = pytest.mark.slow  # many starts of many ranks: run with make test-slow
+
 
 @pytest.fixture(scope="module", autouse=True)
 def double() -> Iterator[None]:

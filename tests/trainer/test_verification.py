@@ -41,6 +41,7 @@ def test_a_layer_that_differs_is_named_with_its_step(pool: Pools) -> None:
     assert {layer["layer"] for layer in answer["layers"] if layer["first_step"] is not None} >= {"broken"}
 
 
+@pytest.mark.slow
 def test_compiled_layers_train_like_plain_ones(pool: Pools, tmp_path: Path) -> None:
     (answer,) = pool(1).run(cases.compiled, str(tmp_path), limit_s=110)  # one rank: compiling takes longer than ranks of a pool wait
     assert_same(answer["compiled"], answer["plain"], tolerance=1e-9)
