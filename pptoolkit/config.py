@@ -29,7 +29,7 @@ class ModelConfig(_Section):
     factory: str = ""
     arguments: dict[str, Any] = {}
     width: Positive = 128
-    depth: Positive = 6
+    depth: Positive = 4
     heads: Positive = 4
     sequence: Positive = 128
     dropout: Ratio = 0.1
