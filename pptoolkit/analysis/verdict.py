@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from pptoolkit.analysis.bubbles import BACKWARD_CODES
 from pptoolkit.analysis.finding import Finding
@@ -18,10 +19,11 @@ from pptoolkit.analysis.grouping import duration_s, seconds_by_step
 from pptoolkit.analysis.layer_costs import LayerCosts
 from pptoolkit.analysis.regime import RegimeChange
 from pptoolkit.analysis.replay import Recipe, Replay
+from pptoolkit.analysis.stall_findings import find_checkpoints, find_stalled
 from pptoolkit.analysis.stalls import find_stalls, without_stalls
 from pptoolkit.analysis.statistics import Interval, interval_of
 from pptoolkit.analysis.steps import SteadySteps
-from pptoolkit.analysis.what_if import find_jitter, find_loader, find_slow_devices, find_slow_hosts, find_slow_links, find_stalled
+from pptoolkit.analysis.what_if import find_jitter, find_loader, find_slow_devices, find_slow_hosts, find_slow_links
 from pptoolkit.analysis.work import Contrast, work_or_device
 from pptoolkit.telemetry.events import Op
 from pptoolkit.telemetry.run_info import RunInfo
@@ -92,6 +94,7 @@ def judge(
     replay: Replay | None = None,
     layers: LayerCosts | None = None,
     changes: Sequence[RegimeChange] = (),
+    checkpoints: pd.DataFrame | None = None,
 ) -> Verdict:
     """Return what sets the pace of the usable steps, or a verdict without a cause when nothing stands out.
 
@@ -101,6 +104,7 @@ def judge(
         replay: The replay of these steps; without it only the ranks' own work is judged.
         layers: Layer costs, to tell more work from a slower device.
         changes: Regime changes of the run.
+        checkpoints: CHECKPOINT events of these steps, inside them or between them.
     """
     ranks = max(info.stage_to_rank) + 1
     if ranks == 1:
@@ -114,6 +118,8 @@ def judge(
     excess = interval_of(own[:, top] / _others(own, top) - 1.0)
     stands_out = excess.median > STANDS_OUT and excess.low > STANDS_OUT / 2
     other = _without_work(replay, ranks) if replay is not None else []
+    if checkpoints is not None:
+        other = sorted([*other, *find_checkpoints(checkpoints, float(steady.step_times_s.sum()))], key=lambda found: -found.cost_ratio)
     if not stands_out:
         if other:
             return _of_finding(other, info, excess)
