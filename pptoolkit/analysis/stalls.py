@@ -29,6 +29,7 @@ class Stall:
     node: int
     lane: int
     in_op: bool  # inside a compute op, not before it
+    in_node: bool = False  # inside an op of any kind, not in the gap before it
 
 
 def find_stalls(replay: Replay) -> list[Stall]:
@@ -54,7 +55,7 @@ def find_stalls(replay: Replay) -> list[Stall]:
             rank, stage = _owner(replay, node)
             if rank >= 0 and (in_op or (rank, int(lane)) not in explained):
                 excess = float(values[row, lane] - usual[row, 0])
-                stalls.append(Stall(kind, rank, stage, int(nodes.steps[lane]), excess, node, int(lane), in_op))
+                stalls.append(Stall(kind, rank, stage, int(nodes.steps[lane]), excess, node, int(lane), in_op, len(chosen) < len(every)))
     return sorted(stalls, key=lambda stall: (stall.rank, stall.step, stall.node))
 
 
