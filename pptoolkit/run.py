@@ -308,7 +308,14 @@ class _Derived:
     def diagnosis(self) -> Diagnosis | None:
         if not self.steady.count:
             return None
-        return diagnose(self.steady, self._info, layers=self.measured.layers if self.measured else None, compute=self._compute)
+        layers = self.measured.layers if self.measured else None
+        return diagnose(self.steady, self._info, layers=layers, compute=self._compute, checkpoints=self._checkpoints)
+
+    @property
+    def _checkpoints(self) -> pd.DataFrame:
+        rows = self._events.filter(pc.equal(self._events["op"], int(Op.CHECKPOINT))).to_pandas()
+        found: pd.DataFrame = rows[rows["attempt"] == self.steady.attempt]
+        return found
 
     @property
     def _compute(self) -> pd.DataFrame:

@@ -30,7 +30,9 @@ class Diagnosis:
     missing: tuple[str, ...]
 
 
-def diagnose(steady: SteadySteps, info: RunInfo, *, layers: LayerCosts | None, compute: pd.DataFrame) -> Diagnosis:
+def diagnose(
+    steady: SteadySteps, info: RunInfo, *, layers: LayerCosts | None, compute: pd.DataFrame, checkpoints: pd.DataFrame | None = None
+) -> Diagnosis:
     """Return the diagnosis of a run's usable steps; there must be at least one.
 
     After a change in the middle of the run only the steps since then are judged, where they are enough.
@@ -39,6 +41,7 @@ def diagnose(steady: SteadySteps, info: RunInfo, *, layers: LayerCosts | None, c
         steady: The usable steps.
         info: The run.
         layers: Layer costs; None where there are none.
+        checkpoints: CHECKPOINT events of the attempt, inside steps or between them.
         compute: Compute of every step of the attempt: columns rank, step, op, seconds; see :func:`compute_series`.
     """
     changes = find_regime_changes(compute)
@@ -50,8 +53,9 @@ def diagnose(steady: SteadySteps, info: RunInfo, *, layers: LayerCosts | None, c
     except ScheduleError as error:
         missing.append(f"the steps cannot be replayed: {error}")
     ranks = max(info.stage_to_rank) + 1
+    saved = checkpoints[checkpoints["step"].isin(since.windows.index)] if checkpoints is not None and len(checkpoints) else None
     return Diagnosis(
-        verdict=judge(since, info, replay=replay, layers=layers, changes=changes),
+        verdict=judge(since, info, replay=replay, layers=layers, changes=changes, checkpoints=saved),
         causes=split_bubble(replay) if replay is not None else None,
         slowdown=measure_slowdown(replay, pipeline_ranks=ranks) if replay is not None else None,
         critical_path=find_critical_path(replay) if replay is not None else None,

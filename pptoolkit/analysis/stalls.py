@@ -1,7 +1,7 @@
 """Stalls: single moments in which a rank stood still for much longer than its work takes; and jitter, which is all of its ops varying.
 
 A stall is one op, or one gap between two ops, that is far outside of what the same op or gap takes in the other steps. A pause of the
-garbage collector, of the operating system or of a file system looks like this; a checkpoint that was recorded as one is named as one.
+garbage collector, of the operating system or of a file system looks like this. What was recorded as a checkpoint is none.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _OF_STEP = 0.05  # and by this share of a step
 class Stall:
     """One moment: which node of the replay, in which step, and how much longer it took than usual."""
 
-    kind: str  # pause, checkpoint or data
+    kind: str  # pause or data
     rank: int
     stage: int
     step: int
@@ -29,12 +29,19 @@ class Stall:
     node: int
     lane: int
     in_op: bool  # inside a compute op, not before it
+    in_node: bool = False  # inside an op of any kind, not in the gap before it
 
 
 def find_stalls(replay: Replay) -> list[Stall]:
     """Return the stalls of all ranks, by rank and step."""
     nodes, step_s = replay.nodes, float(np.median(replay.measured_s))
-    stalls = [Stall(m.kind, m.rank, -1, int(nodes.steps[m.lane]), m.end_s - m.start_s, -1, m.lane, in_op=False) for m in nodes.stalls]
+    stalls = [
+        Stall(m.kind, m.rank, -1, int(nodes.steps[m.lane]), m.end_s - m.start_s, -1, m.lane, in_op=False)
+        for m in nodes.stalls
+        if m.kind == "pause"
+    ]
+    # What was recorded as a checkpoint or a pause explains the gap, or the optimizer, that it lies in.
+    explained = {(m.rank, m.lane) for m in nodes.stalls}
     every = np.arange(replay.graph.nodes)
     sources = [(replay.compute_s, "pause", True, replay.compute), (replay.costs.gap_s["host"], "pause", False, every)]
     for op, kind in ((Op.DATA, "data"), (Op.OPTIMIZER, "pause")):
@@ -46,9 +53,9 @@ def find_stalls(replay: Replay) -> list[Stall]:
         for row, lane in np.argwhere(far):
             node = int(chosen[row])
             rank, stage = _owner(replay, node)
-            if rank >= 0:
+            if rank >= 0 and (in_op or (rank, int(lane)) not in explained):
                 excess = float(values[row, lane] - usual[row, 0])
-                stalls.append(Stall(kind, rank, stage, int(nodes.steps[lane]), excess, node, int(lane), in_op))
+                stalls.append(Stall(kind, rank, stage, int(nodes.steps[lane]), excess, node, int(lane), in_op, len(chosen) < len(every)))
     return sorted(stalls, key=lambda stall: (stall.rank, stall.step, stall.node))
 
 

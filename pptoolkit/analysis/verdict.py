@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from pptoolkit.analysis.bubbles import BACKWARD_CODES
 from pptoolkit.analysis.finding import Finding
@@ -18,10 +19,11 @@ from pptoolkit.analysis.grouping import duration_s, seconds_by_step
 from pptoolkit.analysis.layer_costs import LayerCosts
 from pptoolkit.analysis.regime import RegimeChange
 from pptoolkit.analysis.replay import Recipe, Replay
-from pptoolkit.analysis.stalls import find_stalls, without_stalls
+from pptoolkit.analysis.stall_findings import find_checkpoints, find_stalled
+from pptoolkit.analysis.stalls import Stall, find_stalls, without_stalls
 from pptoolkit.analysis.statistics import Interval, interval_of
 from pptoolkit.analysis.steps import SteadySteps
-from pptoolkit.analysis.what_if import find_jitter, find_loader, find_slow_devices, find_slow_hosts, find_slow_links, find_stalled
+from pptoolkit.analysis.what_if import find_jitter, find_loader, find_slow_devices, find_slow_hosts, find_slow_links
 from pptoolkit.analysis.work import Contrast, work_or_device
 from pptoolkit.telemetry.events import Op
 from pptoolkit.telemetry.run_info import RunInfo
@@ -92,6 +94,7 @@ def judge(
     replay: Replay | None = None,
     layers: LayerCosts | None = None,
     changes: Sequence[RegimeChange] = (),
+    checkpoints: pd.DataFrame | None = None,
 ) -> Verdict:
     """Return what sets the pace of the usable steps, or a verdict without a cause when nothing stands out.
 
@@ -101,19 +104,25 @@ def judge(
         replay: The replay of these steps; without it only the ranks' own work is judged.
         layers: Layer costs, to tell more work from a slower device.
         changes: Regime changes of the run.
+        checkpoints: CHECKPOINT events of these steps, inside them or between them.
     """
     ranks = max(info.stage_to_rank) + 1
     if ranks == 1:
         return _nothing("there is one rank, so no stage waits for another")
     if steady.count < MIN_STEPS:
         return _nothing(f"{steady.count} usable steps are too few for a verdict; it needs {MIN_STEPS}")
+    stalls = find_stalls(replay) if replay is not None else []
     parts = own_work(steady, ranks=ranks)
+    if replay is not None:
+        _leave_out(stalls, replay, parts, steady, ranks)
     own = np.sum(list(parts.values()), axis=0)
     medians = np.median(own, axis=0)
     top = int(medians.argmax())
     excess = interval_of(own[:, top] / _others(own, top) - 1.0)
     stands_out = excess.median > STANDS_OUT and excess.low > STANDS_OUT / 2
-    other = _without_work(replay, ranks) if replay is not None else []
+    other = _without_work(replay, stalls, ranks) if replay is not None else []
+    if checkpoints is not None:
+        other = sorted([*other, *find_checkpoints(checkpoints, float(steady.step_times_s.sum()))], key=lambda found: -found.cost_ratio)
     if not stands_out:
         if other:
             return _of_finding(other, info, excess)
@@ -132,7 +141,7 @@ def judge(
         kind=kind,
         stage=stage,
         rank=top,
-        cost_ratio=_cost_of_work(replay, info, [top, *near], ranks) if replay is not None else excess.median / (1 + excess.median),
+        cost_ratio=_cost_of_work(replay, stalls, [top, *near], ranks) if replay is not None else excess.median / (1 + excess.median),
         confidence=float(np.mean(own[:, [top, *near]].max(axis=1) >= own.max(axis=1))),
         evidence=_evidence(top, kind, own, parts, excess) + why,
     )
@@ -170,9 +179,19 @@ def own_work(steady: SteadySteps, *, ranks: int) -> dict[str, Seconds]:
     return tables
 
 
-def _without_work(replay: Replay, ranks: int) -> list[Finding]:
+def _leave_out(stalls: Sequence[Stall], replay: Replay, parts: dict[str, Seconds], steady: SteadySteps, ranks: int) -> None:
+    """Take stalls out of the ranks' own work, in place: to stand still is no work, and a few such steps must not hide who works longest."""
+    place = {int(step): row for row, step in enumerate(steady.windows.index)}
+    replicas = max(1, len(replay.nodes.ranks) // ranks)
+    for stall in stalls:
+        if 0 <= stall.node < replay.nodes.count:
+            kind = next((name for name, codes in OWN_WORK.items() if replay.nodes.op[stall.node] in codes and stall.in_node), None)
+            if kind is not None:
+                parts[kind][place[stall.step], stall.rank % ranks] -= stall.excess_s / replicas
+
+
+def _without_work(replay: Replay, stalls: Sequence[Stall], ranks: int) -> list[Finding]:
     """Return what was found beside the ranks' own work, what costs most first."""
-    stalls = find_stalls(replay)
     found = [
         *find_stalled(replay, stalls),
         *find_slow_devices(replay, pipeline_ranks=ranks),
@@ -185,10 +204,10 @@ def _without_work(replay: Replay, ranks: int) -> list[Finding]:
     return sorted(found, key=lambda finding: -finding.cost_ratio)
 
 
-def _cost_of_work(replay: Replay, info: RunInfo, ranks: Sequence[int], pipeline_ranks: int) -> float:
+def _cost_of_work(replay: Replay, stalls: Sequence[Stall], ranks: Sequence[int], pipeline_ranks: int) -> float:
     """Return the share of the step time that is gone when ``ranks`` work no longer than the others do, all kinds of work together."""
     nodes = replay.nodes
-    usual = without_stalls(replay, find_stalls(replay))
+    usual = without_stalls(replay, list(stalls))
     relieved = usual.copy()
     rank_of = nodes.rank[replay.compute] % pipeline_ranks
     per_rank = np.asarray([np.median(usual[rank_of == rank].sum(axis=0)) for rank in range(pipeline_ranks)])

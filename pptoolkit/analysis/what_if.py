@@ -12,7 +12,6 @@ from pptoolkit.analysis.stalls import Stall, micro_batch_share, without_stalls
 from pptoolkit.telemetry.events import Op
 
 LEAST_COST = 0.04  # of the step time; below, nothing is said
-LEAST_STALLED = 0.02  # of the time of all steps
 _SLOWER_LINK = 2.0  # times the other links
 _VARIES = 0.10  # spread of one op from step to step
 _UNEVEN = 0.5  # share of the ops' variance that follows the micro-batch
@@ -187,31 +186,6 @@ def find_jitter(replay: Replay, stalls: Sequence[Stall]) -> Iterator[Finding]:
             f"with steady ops the step would be {cost:.0%} shorter"
         ),
     )
-
-
-def find_stalled(replay: Replay, stalls: Sequence[Stall]) -> Iterator[Finding]:
-    """Yield a finding for each rank and kind of stall that took a noticeable share of all steps."""
-    total_s = float(replay.measured_s.sum())
-    groups: dict[tuple[str, int], list[Stall]] = {}
-    for stall in stalls:
-        groups.setdefault((stall.kind, stall.rank), []).append(stall)
-    for (kind, rank), members in groups.items():
-        lost_s = sum(stall.excess_s for stall in members)
-        if lost_s < LEAST_STALLED * total_s:
-            continue
-        steps = sorted({stall.step for stall in members})
-        when = f"at step {steps[0]}" if len(steps) == 1 else f"at {len(steps)} steps, the first ones {', '.join(map(str, steps[:4]))}"
-        staged = [stall.stage for stall in members if stall.stage >= 0]
-        name = {"checkpoint": "saves a checkpoint", "data": "waits for its loader"}.get(kind, "stands still")
-        yield Finding(
-            cause={"checkpoint": "checkpoint", "data": "slow_loader"}.get(kind, "pause"),
-            kind=kind,
-            stage=max(set(staged), key=staged.count) if staged else None,
-            rank=rank,
-            cost_ratio=lost_s / total_s,
-            confidence=1.0 if len(steps) > 1 or kind == "checkpoint" else 0.8,
-            evidence=f"rank {rank} {name} for {_ms(lost_s / len(members))} {when}: {lost_s / total_s:.1%} of the time of all steps",
-        )
 
 
 def _most_varied(replay: Replay, calm: Seconds) -> tuple[int, float, float]:

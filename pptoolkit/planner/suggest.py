@@ -55,7 +55,9 @@ def suggest(measured: MeasuredStep, info: RunInfo, *, space: SearchSpace | None 
         ranked, must = [(step, what_binds(predictor, step)) for step in search_cuts(predictor)], False
     else:
         found = search_plans(predictor, space)
-        ranked, must = [(item.step, item.binding) for item in found.items], _must_change(predictor, space)
+        # Before the first run there is no plan to keep: the best one is given, even if it is the one that anybody would begin with.
+        must = measured.is_profile or _must_change(predictor, space)
+        ranked = [(item.step, item.binding) for item in found.items]
         if not ranked:
             reason = _infeasible(space.memory_limit_bytes or 0, found.smallest_memory_bytes)
             return _nothing(info, predictor, NoChange(reason=reason, conclusive=True), baselines)
@@ -208,6 +210,8 @@ def _suggestion(found: PredictedStep, binding: str, measured: MeasuredStep, info
 def _sentence(plan: Plan, measured: MeasuredStep, info: RunInfo) -> str:
     """Say what changes: first what is not the cuts, then which layers move."""
     layer_s, own = measured.layers.compute_s, measured.plan
+    if _is_own(plan, measured):
+        return "equal layer counts are as good as any cut" if measured.is_profile else "keep the plan"
     change = describe_change(own, plan)
     if plan.stages != own.stages or plan.cuts == own.cuts:
         return change

@@ -91,3 +91,27 @@ def test_a_device_that_becomes_slow_in_the_middle_is_judged_by_the_steps_since_t
     assert report.changes[0].size_ratio == pytest.approx(0.4, abs=0.05)
     assert (report.verdict.stage, report.verdict.cause) == (1, "slower_device")
     assert report.causes.steps < 35
+
+
+def test_one_pause_on_every_rank_is_what_a_young_process_does(tmp_path):
+    def extra(step, action):
+        return 0.3 if (step, action.micro_batch) == (2 + action.stage, 3) and action.kind is FORWARD else 0.0
+
+    assert verdict_of(tmp_path, op_extra_s=extra).findings == ()
+
+
+def test_pauses_that_come_again_on_all_ranks_are_the_machines(tmp_path):
+    def extra(step, action):
+        return 0.1 if step % 6 == action.stage and action.micro_batch == 3 * step % 8 and action.kind is FORWARD else 0.0
+
+    verdict = verdict_of(tmp_path, op_extra_s=extra)
+    assert [(finding.cause, finding.rank) for finding in verdict.findings] == [("pause", None)]
+    assert verdict.title == "pauses on all ranks"
+
+
+def test_one_rank_of_two_that_pauses_is_not_both_of_them(tmp_path):
+    def extra(step, action):
+        return 0.15 if step % 6 == 1 and action.stage == 1 and action.micro_batch == 3 * step % 8 and action.kind is FORWARD else 0.0
+
+    verdict = verdict_of(tmp_path, cuts=[4], op_extra_s=extra)
+    assert [(finding.cause, finding.rank) for finding in verdict.findings] == [("pause", 1)]

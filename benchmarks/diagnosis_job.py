@@ -1,0 +1,171 @@
+"""The ranks of benchmarks/diagnosis.py and benchmarks/loop.py: many short trainings on sleeping layers, one after the other in one group.
+
+Started by torchrun. The cases come as JSON lines; each leaves a run directory behind.
+"""
+
+import argparse
+import json
+import queue
+import random
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import pptoolkit as pp
+from pptoolkit.engine import runtime
+from pptoolkit.engine.process_group import join, leave
+from pptoolkit.models.mlp import squared_error
+from pptoolkit.models.sleeping import SleepingLayer, sleep_precisely
+from pptoolkit.telemetry import Op
+from pptoolkit.telemetry.settings import TelemetrySettings
+
+WIDTH, MICRO_BATCHES = 8, 8
+
+
+class FaultyLayer(SleepingLayer):
+    """A sleeping layer whose forward varies by ``jitter`` (sigma of a log-normal factor), or pauses every ``pause_every``-th time."""
+
+    def __init__(self, forward_s: float, backward_s: float, *, jitter: float = 0.0, pause_s: float = 0.0, pause_every: int = 0) -> None:
+        super().__init__(WIDTH, forward_s, backward_s)
+        self._usual_s, self._jitter, self._pause_s, self._pause_every = forward_s, jitter, pause_s, pause_every
+        self._draw, self._calls = random.Random(1), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if type(x) is torch.Tensor and not x.is_meta:
+            self._calls += 1
+            self.forward_s = self._usual_s * self._draw.lognormvariate(0.0, self._jitter)
+            if self._pause_every and self._calls % self._pause_every == 0:
+                self.forward_s += self._pause_s
+        return super().forward(x)
+
+
+class SlowData:
+    """A data set whose batches take their time on one rank."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._x = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def batch(self, indices: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        sleep_precisely(self._seconds)
+        chosen = self._x[torch.as_tensor(list(indices))]
+        return chosen, chosen.cos()
+
+
+class StallingSGD(torch.optim.SGD):
+    """SGD that saves a checkpoint, as far as time goes, in one step."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], at: int, seconds: float, saving: Any) -> None:
+        super().__init__(parameters, lr=1e-3)
+        self._at, self._seconds, self._saving, self._step = at, seconds, saving, 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if self._step == self._at:
+            with self._saving():
+                time.sleep(self._seconds)
+        self._step += 1
+        super().step(closure)
+
+
+class SlowLink:
+    """Sends to one rank later than asked, in order, from a thread: what a slow wire looks like to both ends."""
+
+    def __init__(self, target: int, seconds: float) -> None:
+        self._target, self._seconds = target, seconds
+        self._queue: queue.Queue[Any] = queue.Queue()
+        self._send = dist.isend
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def __call__(self, tensor: torch.Tensor, dst: int, group: Any = None, **more: Any) -> Any:
+        if dst != self._target:
+            return self._send(tensor, dst=dst, group=group, **more)
+        message = _Message()
+        self._queue.put((message, tensor, dst, group))
+        return message
+
+    def _serve(self) -> None:
+        while True:
+            message, tensor, dst, group = self._queue.get()
+            time.sleep(self._seconds)
+            message.work = self._send(tensor, dst=dst, group=group)
+            message.sent.set()
+
+
+class _Message:
+    def __init__(self) -> None:
+        self.sent, self.work = threading.Event(), None
+
+    def wait(self) -> bool:
+        self.sent.wait()
+        assert self.work is not None
+        self.work.wait()
+        return True
+
+
+def main() -> None:
+    """Run the cases of a file."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cases", type=Path, required=True)
+    parser.add_argument("--runs", type=Path, required=True)
+    options = parser.parse_args()
+    world = join()
+    for line in options.cases.read_text().splitlines():
+        train(json.loads(line), options.runs, world.rank)
+        dist.barrier()
+        if world.rank == 0:
+            print(f"done {json.loads(line)['name']}", flush=True)
+    leave(world)
+
+
+def train(case: dict[str, Any], runs: Path, rank: int) -> None:
+    """Train one case: {name, forward_s, backward_s, cuts, steps, fault: {kind, rank, ...}}."""
+    fault = case.get("fault", {})
+    layers = [
+        pp.Layer(f"sleep{i:02d}", FaultyLayer, f, b, **_own_fault(case, fault, i))
+        for i, (f, b) in enumerate(zip(case["forward_s"], case["backward_s"], strict=True))
+    ]
+    usual = dist.isend
+    if fault.get("kind") == "link" and fault["rank"] == rank:
+        dist.isend = SlowLink(fault["target"], fault["seconds"])
+    try:
+        settings = TelemetrySettings(port=None)
+        plan = pp.Plan(cuts=tuple(case["cuts"]), schedule=case.get("schedule", "1f1b"), micro_batches=MICRO_BATCHES)
+        saving: list[Any] = []
+
+        def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+            stalls = fault.get("kind") == "checkpoint" and fault["rank"] == rank
+            return StallingSGD(parameters, fault.get("step", 0) if stalls else -1, fault.get("seconds", 0.0), lambda: saving[0]())
+
+        trainer = pp.Trainer(
+            layers, loss=squared_error, optimizer=optimizer, plan=plan, run=runs / case["name"], telemetry=settings, progress=False
+        )
+        saving.append(lambda: trainer.telemetry.recorder.span(Op.CHECKPOINT))
+        slow = fault.get("kind") == "loader" and fault["rank"] == rank
+        with trainer:
+            trainer.fit(SlowData(fault["seconds"] if slow else 0.0), batch_size=2 * MICRO_BATCHES, steps=case["steps"])
+    finally:
+        dist.isend = usual
+
+
+def _own_fault(case: dict[str, Any], fault: dict[str, Any], layer: int) -> dict[str, Any]:
+    """Return what a layer's own fault is: only on the first layer of the stage that has one."""
+    edges = [0, *case["cuts"], len(case["forward_s"])]
+    if fault.get("kind") == "jitter" and edges[fault["rank"]] <= layer < edges[fault["rank"] + 1]:
+        return {"jitter": fault["sigma"]}
+    if fault.get("kind") == "pause" and layer == edges[fault["rank"]]:
+        return {"pause_s": fault["seconds"], "pause_every": fault["every"]}
+    return {}
+
+
+if __name__ == "__main__":
+    assert runtime.dist is dist, "the slow link replaces the send that the runtime uses"
+    main()
