@@ -8,7 +8,7 @@
 Times are whole nanoseconds all the way, so nothing is lost to rounding.
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -49,31 +49,42 @@ LEAF_STATES: dict[Op, State] = {
 STATES: tuple[State, ...] = tuple(State)
 STATE_COLUMNS: tuple[str, ...] = tuple(f"{state}_ns" for state in STATES)
 
-_NO_STATE = -1
+_NO_STATE = _NO_STEP = -1
 _STATE_OF_OP = np.full(256, _NO_STATE, dtype=np.int64)
 for _op, _state in LEAF_STATES.items():
     _STATE_OF_OP[int(_op)] = STATES.index(_state)
 
 
-def split_step(
-    op: Sequence[int] | Times, start_ns: Sequence[int] | Times, end_ns: Sequence[int] | Times, *, step_ns: tuple[int, int]
-) -> dict[State, int]:
-    """Split one step of one rank.
+@dataclass(frozen=True, slots=True)
+class StepSplit:
+    """Accounting of some steps of one rank, in the order in which they ended.
 
     Args:
-        op: Op of each event; those that are no part of the accounting are passed over.
-        start_ns: Start of each event.
-        end_ns: End of each event.
-        step_ns: Start and end of the step.
-
-    Returns:
-        Nanoseconds per state; they sum to the step's wall time.
+        start_ns: Start of each step.
+        end_ns: End of each step; not before its start.
+        parts_ns: Nanoseconds of shape (steps, states), states as in ``STATES``; they sum to each step's wall time.
     """
-    ops, starts, ends = (np.asarray(column, dtype=np.int64) for column in (op, start_ns, end_ns))
-    step = np.zeros(len(ops), dtype=np.int64)
-    edges = np.asarray([step_ns], dtype=np.int64)
-    parts = _split(ops, starts, ends, step, edges[:, 0], np.maximum(edges[:, 0], edges[:, 1]))
-    return {state: int(parts[0, i]) for i, state in enumerate(STATES)}
+
+    start_ns: Times
+    end_ns: Times
+    parts_ns: Times
+
+
+def split_ended_steps(rows: Times) -> StepSplit:
+    """Split the steps that end in ``rows``.
+
+    Args:
+        rows: Events of one rank as recorded, columns as in the schema: those of a step stand before its STEP event and after
+            the one before.
+    """
+    op, start, end = rows[:, 3], rows[:, 5], rows[:, 6]
+    ends = np.flatnonzero(op == int(Op.STEP))
+    step_start, step_end = start[ends], np.maximum(start[ends], end[ends])
+    closing = np.searchsorted(ends, np.arange(len(rows)))
+    inside = closing < len(ends)
+    # What was recorded after a step's end still bears its number, but is no part of the next one.
+    inside[inside] = rows[inside, 0] == rows[ends[closing[inside]], 0]
+    return StepSplit(step_start, step_end, _split(op, start, end, np.where(inside, closing, _NO_STEP), step_start, step_end))
 
 
 def split_steps(events: pa.Table | pd.DataFrame) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pptoolkit.telemetry.accounting import split_step
+from pptoolkit.telemetry.accounting import split_ended_steps
 from pptoolkit.telemetry.drops import Drops, Reason
 from pptoolkit.telemetry.event_writer import EventRows, EventWriter, to_rows
 from pptoolkit.telemetry.events import LASTING_OPS, Op
@@ -20,7 +20,7 @@ from pptoolkit.telemetry.scalars import ScalarWriter, StepSummary
 
 CHUNK = 2048  # events converted at a time: the conversion holds the interpreter lock, and training wants it back
 LINK_INTERVAL_S = 1.0
-_MAX_OPEN_STEPS = 8
+_MAX_OPEN_EVENTS = 1 << 18
 
 
 class Drain:
@@ -50,7 +50,8 @@ class Drain:
         self._recorder, self._writer, self._scalars, self._metrics, self._drops = recorder, writer, scalars, metrics, drops
         self._pairing, self._keep_every = pairing, keep_every
         self._summaries: list[tuple[StepSummary, int, float]] = []  # with the step's duration and the unix time
-        self._open_steps: dict[int, list[EventRows]] = {}
+        self._open: list[EventRows] = []  # events since the last step that ended
+        self._open_events = 0
         self._overflowed = 0
         self._links_due_s = 0.0
         self.last_checkpoint_ns: int | None = None
@@ -121,19 +122,18 @@ class Drain:
         self._close_steps(rows)
 
     def _close_steps(self, rows: EventRows) -> None:
-        """Collect events by step; a STEP event closes its step for the metrics."""
-        for step in np.unique(rows[rows[:, 0] >= 0, 0]).tolist():
-            own = rows[rows[:, 0] == step]
-            parts = self._open_steps.setdefault(step, [])
-            parts.append(own)
-            ends = own[own[:, 3] == Op.STEP]
-            if len(ends):
-                events = np.concatenate(self._open_steps.pop(step))
-                start_ns, end_ns = int(ends[-1, 5]), int(ends[-1, 6])
-                split = split_step(events[:, 3], events[:, 5], events[:, 6], step_ns=(start_ns, end_ns))
-                self._metrics.observe_step(events, split, start_ns=start_ns, end_ns=end_ns)
-        while len(self._open_steps) > _MAX_OPEN_STEPS:  # steps that never ended
-            self._open_steps.pop(next(iter(self._open_steps)))
+        """Tell the metrics of the steps whose STEP event has come, and keep what follows the last one."""
+        self._open.append(rows)
+        self._open_events += len(rows)
+        ends = np.flatnonzero(rows[:, 3] == Op.STEP)
+        if len(ends):
+            rest = rows[ends[-1] + 1 :]
+            whole = np.concatenate(self._open)
+            whole = whole[: len(whole) - len(rest)]
+            self._open, self._open_events = [rest], len(rest)
+            self._metrics.observe_steps(split_ended_steps(whole), whole[whole[:, 0] == whole[-1, 0]])
+        while self._open_events > _MAX_OPEN_EVENTS:  # a step that never ends
+            self._open_events -= len(self._open.pop(0))
 
     def _flush(self) -> None:
         pending = self._writer.pending

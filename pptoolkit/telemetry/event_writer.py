@@ -23,6 +23,7 @@ from pptoolkit.telemetry.run_directory import RunDirectory
 DEFAULT_SEGMENT_BYTES = 64 << 20
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _COLUMNS = [(i, field.name, field.type.to_pandas_dtype()) for i, field in enumerate(EVENT_SCHEMA)]
+_LEAST, _MOST = (np.array([getattr(np.iinfo(kind), end) for _, _, kind in _COLUMNS], dtype=np.int64) for end in ("min", "max"))
 _FLUSH_ROWS = 1 << 16
 _LEAST_SEGMENT_BYTES = 1 << 12
 
@@ -38,12 +39,8 @@ def to_rows(events: Sequence[Sequence[int]]) -> tuple[EventRows, int]:
             raise ValueError
     except (TypeError, ValueError, OverflowError):
         rows = np.array([e for e in events if _is_event(e)], dtype=np.int64).reshape(-1, len(_COLUMNS))
-    fits = np.ones(len(rows), dtype=bool)
-    for i, _, kind in _COLUMNS:
-        if kind is not np.int64:
-            limits = np.iinfo(kind)
-            fits &= (rows[:, i] >= limits.min) & (rows[:, i] <= limits.max)
-    rows = rows if fits.all() else rows[fits]
+    inside = (rows >= _LEAST) & (rows <= _MOST)
+    rows = rows if inside.all() else rows[inside.all(axis=1)]
     return rows, len(events) - len(rows)
 
 

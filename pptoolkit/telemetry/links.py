@@ -5,11 +5,10 @@ receiver  post ....|---blocked receive---|
                 |<-- transfer: from the later of send start and post, to receive end
 """
 
-from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow.compute as pc
 
 from pptoolkit.telemetry.clock import ClockMap, ClockOffset, Times
@@ -28,7 +27,8 @@ RELIABLE_UNCERTAINTIES = 3
 _MAX_PENDING = 1 << 13
 _MAX_OFFSETS = 64
 _COLUMNS = ["step", "stage", "micro_batch", "op", "peer", "start_ns", "end_ns", "bytes", "rank"]
-_Key = tuple[int, int, int, int]  # step, micro-batch, source stage, destination stage
+_Table = npt.NDArray[np.int64]
+_STEP, _KEY, _SRC, _DST, _START, _END, _BYTES, _POSTED = range(8)  # columns of a table of transfers
 
 
 @dataclass(slots=True)
@@ -40,18 +40,6 @@ class LinkSample:
     newest_transfer_ns: int = 0
     newest_bytes: int = 0
     unreliable: int = 0
-
-
-@dataclass(slots=True)
-class _Receive:
-    posted_ns: int | None = None
-    start_ns: int = 0
-    end_ns: int | None = None
-    bytes: int = 0
-
-    def row(self) -> tuple[int, int, int, int]:
-        """Post, start, end, bytes. Without a post of its own, the buffer was handed over when the wait began."""
-        return self.start_ns if self.posted_ns is None else self.posted_ns, self.start_ns, self.end_ns or 0, self.bytes
 
 
 def transfer_ns(*, sent_ns: Times, posted_ns: Times, received_ns: Times) -> Times:
@@ -76,59 +64,80 @@ class LinkPairing:
         self._links = {(link.src_stage, link.dst_stage): link for link in layout.incoming}
         neighbours = sorted({layout.rank_of(link.src_stage) for link in layout.incoming})
         self._reader = EventReader(run, ranks=neighbours, attempt=attempt)
-        self._receives: OrderedDict[_Key, _Receive] = OrderedDict()
-        self._sends: OrderedDict[_Key, int] = OrderedDict()  # start on the sender's clock
+        self._posts = self._receives = self._sends = np.empty((0, 8), dtype=np.int64)  # what waits for its partner
+        self._own: list[EventRows] = []
+        self._own_events = 0
         self._clocks: dict[int, list[ClockOffset]] = {}
 
     def add_own(self, rows: EventRows) -> None:
         """Take this rank's events in."""
-        for step, stage, micro_batch, op, peer, start_ns, end_ns, size, *_ in rows.tolist():
-            if op == Op.CLOCK:
-                self._add_clock(self._layout.rank, ClockOffset(start_ns, end_ns, size))
-            elif op in (Op.RECV, Op.RECV_POST) and (peer, stage) in self._links:
-                receive = self._receives.setdefault((step, micro_batch, peer, stage), _Receive())
-                if op == Op.RECV_POST:
-                    receive.posted_ns = start_ns
-                else:
-                    receive.start_ns, receive.end_ns, receive.bytes = start_ns, end_ns, size
-        _forget_oldest(self._receives)
+        for row in rows[rows[:, 3] == Op.CLOCK].tolist():
+            self._add_clock(self._layout.rank, ClockOffset(*row[5:8]))
+        self._own.append(rows[(rows[:, 3] == Op.RECV) | (rows[:, 3] == Op.RECV_POST)])
+        self._own_events += len(self._own[-1])
+        while self._own_events > 4 * _MAX_PENDING:
+            self._own_events -= len(self._own.pop(0))
 
     def poll(self) -> list[LinkSample]:
         """Read what the neighbours wrote since the last call and return what it says about the links."""
         if not self._links:
             return []
-        self._take_sends()
-        ready: dict[Link, list[_Key]] = {}
-        for key, receive in self._receives.items():
-            if receive.end_ns is not None and key in self._sends:
-                ready.setdefault(self._links[key[2], key[3]], []).append(key)
-        return [self._measure(link, keys) for link, keys in ready.items()]
+        own = np.concatenate([np.empty((0, 10), dtype=np.int64), *self._own])
+        self._own, self._own_events = [], 0
+        is_post = own[:, 3] == Op.RECV_POST
+        self._posts = np.concatenate([self._posts, self._transfers(own[is_post], receiver=True)])
+        receives = self._transfers(own[~is_post], receiver=True)
+        # Without a post of its own, the buffer was handed over when the wait began.
+        post = _find(receives, self._posts)
+        receives[:, _POSTED] = np.where(post < 0, receives[:, _START], self._posts[post, _START] if len(self._posts) else 0)
+        self._posts = self._posts[_find(self._posts, receives) < 0][-_MAX_PENDING:]
+        self._receives = np.concatenate([self._receives, receives])
+        self._sends = np.concatenate([self._sends, self._take_sends()])
+        send = _find(self._receives, self._sends)
+        paired, sent_ns = self._receives[send >= 0], self._sends[send[send >= 0], _START]
+        self._sends = self._sends[_find(self._sends, paired) < 0][-_MAX_PENDING:]
+        self._receives = self._receives[send < 0][-_MAX_PENDING:]
+        samples = []
+        for (src, dst), link in self._links.items():
+            here = (paired[:, _SRC] == src) & (paired[:, _DST] == dst)
+            if here.any():
+                samples.append(self._measure(link, paired[here], sent_ns[here]))
+        return samples
 
-    def _take_sends(self) -> None:
+    def _take_sends(self) -> _Table:
         table = self._reader.poll(columns=_COLUMNS)
         table = table.filter(pc.or_(pc.equal(table["op"], int(Op.SEND)), pc.equal(table["op"], int(Op.CLOCK))))
-        columns = [table[name].to_pylist() for name in _COLUMNS]
-        for step, stage, micro_batch, op, peer, start_ns, end_ns, size, rank in zip(*columns, strict=True):
-            if op == Op.CLOCK:
-                self._add_clock(rank, ClockOffset(start_ns, end_ns, size))
-            elif (stage, peer) in self._links:
-                self._sends[step, micro_batch, stage, peer] = start_ns
-        _forget_oldest(self._sends)
+        columns = {name: table[name].to_numpy().astype(np.int64) for name in _COLUMNS}
+        rank, rows = columns.pop("rank"), np.stack(list(columns.values()), axis=1)
+        is_clock = rows[:, 3] == Op.CLOCK
+        for of_rank, row in zip(rank[is_clock].tolist(), rows[is_clock].tolist(), strict=True):
+            self._add_clock(of_rank, ClockOffset(*row[5:8]))
+        return self._transfers(rows[~is_clock], receiver=False)
 
-    def _measure(self, link: Link, keys: list[_Key]) -> LinkSample:
+    def _transfers(self, rows: EventRows, *, receiver: bool) -> _Table:
+        """Return the events over this rank's incoming links; a transfer's key is the same at both ends."""
+        src, dst = (rows[:, 4], rows[:, 1]) if receiver else (rows[:, 1], rows[:, 4])
+        stages = len(self._layout.stage_to_rank)
+        key = ((rows[:, 0] << 24 | rows[:, 2] & 0xFFFFFF) * stages + src) * stages + dst
+        table = np.stack([rows[:, 0], key, src, dst, rows[:, 5], rows[:, 6], rows[:, 7], rows[:, 5]], axis=1)
+        known = np.zeros(len(rows), dtype=bool)
+        for link in self._links:
+            known |= (src == link[0]) & (dst == link[1])
+        return table[known]
+
+    def _measure(self, link: Link, received: _Table, sent_ns: _Table) -> LinkSample:
         sample = LinkSample(link)
-        # Columns: step; post, start, end and bytes of the receive; start of the send.
-        table = np.array([(key[0], *self._receives.pop(key).row(), self._sends.pop(key)) for key in keys], dtype=np.int64)
-        table = table[table[:, 3] - table[:, 2] >= UNBLOCKED_NS]
+        blocked = received[:, _END] - received[:, _START] >= UNBLOCKED_NS
+        received, sent_ns = received[blocked], sent_ns[blocked]
         own, other = self._clock(self._layout.rank), self._clock(self._layout.rank_of(link.src_stage))
         if own is None or other is None:
-            sample.unreliable = len(table)
+            sample.unreliable = len(received)
             return sample
-        step, posted, _, received, size, sent = table.T
-        took_ns = transfer_ns(sent_ns=other.align(sent), posted_ns=own.align(posted), received_ns=own.align(received))
-        uncertainty_ns = own.uncertainty(received) + other.uncertainty(sent)
+        step, size, end_ns = received[:, _STEP], received[:, _BYTES], received[:, _END]
+        took_ns = transfer_ns(sent_ns=other.align(sent_ns), posted_ns=own.align(received[:, _POSTED]), received_ns=own.align(end_ns))
+        uncertainty_ns = own.uncertainty(end_ns) + other.uncertainty(sent_ns)
         reliable = (took_ns > 0) & (took_ns >= RELIABLE_UNCERTAINTIES * uncertainty_ns)
-        sample.unreliable = int(len(table) - reliable.sum())
+        sample.unreliable = int(len(received) - reliable.sum())
         if reliable.any():
             newest = reliable & (step == step[reliable].max())
             sample.transfer_ns = int(took_ns[reliable].sum())
@@ -146,6 +155,11 @@ class LinkPairing:
         return ClockMap(offsets) if offsets or rank == 0 else None
 
 
-def _forget_oldest(pending: OrderedDict[Any, Any]) -> None:
-    while len(pending) > _MAX_PENDING:
-        pending.popitem(last=False)
+def _find(wanted: _Table, among: _Table) -> _Table:
+    """Return for each transfer the row of the newest one with its key, or -1."""
+    if not len(among):
+        return np.full(len(wanted), -1, dtype=np.int64)
+    order = np.argsort(among[:, _KEY], kind="stable")
+    last = np.searchsorted(among[order, _KEY], wanted[:, _KEY], side="right") - 1
+    row = order[np.maximum(last, 0)]
+    return np.where((last >= 0) & (among[row, _KEY] == wanted[:, _KEY]), row, -1)

@@ -252,14 +252,14 @@ class RankTelemetry(Telemetry):
 
     def _beat(self) -> None:
         beat = self._take_pulse()
-        gauges = self.metrics.gauges
-        gauges.set("heartbeat_timestamp_seconds", beat.unix_s)
+        series = self.metrics.series
+        series.set("heartbeat_timestamp_seconds", beat.unix_s)
         for op in (*STAGE_OPS, *RANK_OPS):
             name = op.name.lower()
-            gauges.set("inflight_op_start_timestamp_seconds", (beat.op_start_unix_s or 0) if name == beat.op else 0, name)
+            series.set("inflight_op_start_timestamp_seconds", (beat.op_start_unix_s or 0) if name == beat.op else 0, name)
         checkpoint_ns = self._drain.last_checkpoint_ns
         if checkpoint_ns is not None:
-            gauges.set("checkpoint_age_seconds", max(0, beat.monotonic_ns - checkpoint_ns) / 1e9)
+            series.set("checkpoint_age_seconds", max(0, beat.monotonic_ns - checkpoint_ns) / 1e9)
         self._attempt_to("write the heartbeat", lambda: beat.write(self._run))
 
     def _sample_hardware(self) -> None:

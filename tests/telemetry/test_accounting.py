@@ -6,14 +6,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pptoolkit.telemetry import Op
-from pptoolkit.telemetry.accounting import LEAF_STATES, STATE_COLUMNS, STATES, State, split_step, split_steps
+from pptoolkit.telemetry.accounting import LEAF_STATES, STATE_COLUMNS, STATES, State, split_ended_steps, split_steps
+from pptoolkit.telemetry.event_writer import to_rows
 
 Interval = tuple[Op, int, int]
 
 
+def row(op: int, start_ns: int, end_ns: int, *, step: int = 0) -> tuple[int, ...]:
+    return (step, -1, -1, op, -1, start_ns, end_ns, 0, 0, 0)
+
+
+def split_step(events: list[Interval], *, step_ns: tuple[int, int]) -> dict[State, int]:
+    rows, _ = to_rows([*(row(*event) for event in events), row(Op.STEP, *step_ns)])
+    (parts,) = split_ended_steps(rows).parts_ns.tolist()
+    return dict(zip(STATES, parts, strict=True))
+
+
 def split(*events: Interval, step: tuple[int, int] = (0, 100)) -> dict[str, int]:
-    op, start, end = ([e[i] for e in events] for i in range(3))
-    parts = split_step(op, start, end, step_ns=step)
+    parts = split_step(list(events), step_ns=step)
     return {str(state): ns for state, ns in parts.items() if ns}
 
 
@@ -103,8 +113,7 @@ def counted_by_hand(events: list[Interval], step: tuple[int, int]) -> dict[State
 @given(st.lists(intervals, max_size=12))
 def test_the_parts_sum_to_the_wall_time_and_each_nanosecond_is_where_it_belongs(events: list[Interval]) -> None:
     events = [(op, start, end) for op, start, end in events if op is not Op.STEP]
-    op, start, end = ([e[i] for e in events] for i in range(3))
-    parts = split_step(op, start, end, step_ns=(0, 100))
+    parts = split_step(events, step_ns=(0, 100))
     assert sum(parts.values()) == 100
     by_hand = counted_by_hand(events, (0, 100))
     assert parts[State.HOST] == by_hand[State.HOST]
@@ -120,8 +129,7 @@ def test_ops_one_after_the_other_are_split_exactly_as_by_hand(pieces: list[tuple
         events.append((op, at + gap, at + gap + length))
         at += gap + length
     events.append((Op.SCHEDULE, 5, 40))
-    op, start, end = ([e[i] for e in events] for i in range(3))
-    assert split_step(op, start, end, step_ns=(0, 100)) == counted_by_hand(events, (0, 100))
+    assert split_step(events, step_ns=(0, 100)) == counted_by_hand(events, (0, 100))
 
 
 run_events = st.lists(
@@ -139,10 +147,23 @@ def test_many_steps_at_once_give_what_each_gives_alone(rows: list[tuple[int, int
     assert (result[list(STATE_COLUMNS)].sum(axis=1) == result["wall_ns"]).all()
     keys = frame[frame.op == Op.STEP][["rank", "attempt", "step"]].drop_duplicates()
     assert sorted(map(tuple, keys.to_numpy())) == [tuple(k) for k in result[["rank", "attempt", "step"]].to_numpy()]
-    for row in result.itertuples():
-        own = frame[(frame["rank"] == row.rank) & (frame.attempt == row.attempt) & (frame.step == row.step)]
-        alone = split_step(own.op.to_numpy(), own.start_ns.to_numpy(), own.end_ns.to_numpy(), step_ns=(row.start_ns, row.end_ns))
-        assert [getattr(row, name) for name in STATE_COLUMNS] == list(alone.values())
+    for found in result.itertuples():
+        own = frame[(frame["rank"] == found.rank) & (frame.attempt == found.attempt) & (frame.step == found.step) & (frame.op != Op.STEP)]
+        events = list(own[["op", "start_ns", "end_ns"]].itertuples(index=False, name=None))
+        alone = split_step(events, step_ns=(found.start_ns, found.end_ns))
+        assert [getattr(found, name) for name in STATE_COLUMNS] == list(alone.values())
+
+
+def test_steps_are_split_as_they_were_recorded_and_what_lies_between_them_belongs_to_none() -> None:
+    first = [row(Op.FORWARD, 10, 40), row(Op.OPTIMIZER, 40, 45), row(Op.STEP, 0, 50)]
+    between = [row(Op.CHECKPOINT, 50, 80), row(Op.EVAL, 80, 90)]  # they bear the number of the step that has ended
+    second = [row(Op.BACKWARD, 100, 160, step=1), row(Op.STEP, 90, 170, step=1)]
+    begun = [row(Op.FORWARD, 170, 180, step=2)]
+    rows, _ = to_rows([*first, *between, *second, *begun])
+    result = split_ended_steps(rows)
+    assert (result.start_ns.tolist(), result.end_ns.tolist()) == ([0, 90], [50, 170])
+    named = [{str(s): ns for s, ns in zip(STATES, parts, strict=True) if ns} for parts in result.parts_ns.tolist()]
+    assert named == [{"compute": 30, "optimizer": 5, "unattributed": 15}, {"compute": 60, "unattributed": 20}]
 
 
 def test_a_table_without_attempts_or_without_steps_is_split_too() -> None:

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from pptoolkit.telemetry import Event, Op, Recorder, StepSummary
-from pptoolkit.telemetry.accounting import split_step
+from pptoolkit.telemetry.accounting import split_ended_steps
 from pptoolkit.telemetry.event_writer import to_rows
 from pptoolkit.telemetry.exporter import Exposition
 from pptoolkit.telemetry.hardware import HardwareSample
@@ -64,22 +64,19 @@ def value(metrics: RankMetrics, name: str, **labels: str) -> float | None:
 
 def step_events(step: int, micro_batches: int = 8) -> list[Event]:
     start = step * 1000 * MS
-    rows = [Event(step, -1, -1, Op.STEP, -1, start, start + 400 * MS, 0, 0, 0)]
+    rows = []
     for m in range(micro_batches):
         at = start + m * 40 * MS
         rows.append(Event(step, 1, m, Op.RECV, 0, at, at + 4 * MS, 1000, 0, 0))
         rows.append(Event(step, 1, m, Op.FORWARD, -1, at + 4 * MS, at + 14 * MS, 0, 0, 0))
         rows.append(Event(step, 1, m, Op.BACKWARD, -1, at + 14 * MS, at + 34 * MS, 0, 0, 0))
-    return rows
+    return [*rows, Event(step, -1, -1, Op.STEP, -1, start, start + 400 * MS, 0, 0, 0)]
 
 
 def observe(metrics: RankMetrics, events: list[Event]) -> int:
     rows, _ = to_rows(events)
-    (end,) = rows[rows[:, 3] == Op.STEP]
     unknown = metrics.observe_events(rows)
-    start_ns, end_ns = int(end[5]), int(end[6])
-    parts = split_step(rows[:, 3], rows[:, 5], rows[:, 6], step_ns=(start_ns, end_ns))
-    metrics.observe_step(rows, parts, start_ns=start_ns, end_ns=end_ns)
+    metrics.observe_steps(split_ended_steps(rows), rows[rows[:, 0] == rows[-1, 0]])
     return unknown
 
 
@@ -93,9 +90,9 @@ def fill(metrics: RankMetrics) -> None:
     sample = {"host_cpu_ratio": 0.5, "memory_bytes": {"resident": 100, "allocated": 70, "reserved": 90}, "network_bytes": {"sent": 5}}
     metrics.observe_hardware(HardwareSample(**sample, device_utilization_ratio=0.9, memory_limit_bytes={"host": 200}))
     metrics.observe_staleness(1)
-    metrics.gauges.set("heartbeat_timestamp_seconds", 1)
-    metrics.gauges.set("inflight_op_start_timestamp_seconds", 1, "forward")
-    metrics.gauges.set("checkpoint_age_seconds", 1)
+    metrics.series.set("heartbeat_timestamp_seconds", 1)
+    metrics.series.set("inflight_op_start_timestamp_seconds", 1, "forward")
+    metrics.series.set("checkpoint_age_seconds", 1)
 
 
 def test_every_designed_metric_is_there_with_its_type_labels_and_help() -> None:

@@ -94,10 +94,10 @@ def test_a_rank_that_hangs_still_beats_and_says_where(run: RunDirectory, start: 
     (beat,) = read_heartbeats(run)
     assert (beat.step, beat.stage, beat.micro_batch) == (4, 1, 3)
     assert beat.op_start_unix_s == pytest.approx(first.op_start_unix_s, abs=1)
-    in_flight = telemetry.metrics.gauges.get("inflight_op_start_timestamp_seconds", "recv")
+    in_flight = telemetry.metrics.series.get("inflight_op_start_timestamp_seconds", "recv")
     assert in_flight == pytest.approx(beat.op_start_unix_s, abs=1)
-    assert telemetry.metrics.gauges.get("inflight_op_start_timestamp_seconds", "forward") == 0
-    assert telemetry.metrics.gauges.get("last_step_timestamp_seconds") is None
+    assert telemetry.metrics.series.get("inflight_op_start_timestamp_seconds", "forward") == 0
+    assert telemetry.metrics.series.get("last_step_timestamp_seconds") is None
 
 
 def test_a_busy_port_is_said_once_and_the_actual_one_is_shown(run: RunDirectory, start: Start, caplog: pytest.LogCaptureFixture) -> None:
@@ -222,7 +222,7 @@ def test_hardware_clock_checkpoint_and_staleness_reach_the_metrics(start: Start)
     telemetry.observe_staleness(2)
     with telemetry.recorder.span(Op.CHECKPOINT):
         pass
-    gauges = telemetry.metrics.gauges
+    gauges = telemetry.metrics.series
     assert telemetry.flush(timeout_s=20)
     wait_until(lambda: gauges.get("checkpoint_age_seconds") is not None and gauges.get("memory_bytes", "allocated") is not None)
     assert gauges.get("clock_offset_seconds") == 3.7
@@ -237,8 +237,8 @@ def test_links_between_two_ranks_are_measured_through_the_run_directory(start: S
     receiver.add_clock(0, 1000)
     receiver.recorder.record_event(Event(0, 1, 0, Op.RECV, 0, base, base + 14 * ms, 4_000_000, 0, 0))
     sender.recorder.record_event(Event(0, 0, 0, Op.SEND, 1, base + 10 * ms, base + 11 * ms, 4_000_000, 0, 0))
-    wait_until(lambda: receiver.metrics.gauges.get("link_throughput_bytes_per_second", "0", "1", "activation") is not None)
-    assert receiver.metrics.gauges.get("link_throughput_bytes_per_second", "0", "1", "activation") == pytest.approx(1e9)
+    wait_until(lambda: receiver.metrics.series.get("link_throughput_bytes_per_second", "0", "1", "activation") is not None)
+    assert receiver.metrics.series.get("link_throughput_bytes_per_second", "0", "1", "activation") == pytest.approx(1e9)
 
 
 def test_no_thread_is_left_and_close_may_be_called_twice(start: Start) -> None:
