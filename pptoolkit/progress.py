@@ -37,7 +37,7 @@ class TrainingProgress:
                 TextColumn("{task.fields[numbers]}"),
                 TimeRemainingColumn(compact=True),
                 console=self._console,
-                refresh_per_second=4,
+                refresh_per_second=2,  # drawing it takes milliseconds, which training would rather have
             )
             self._task = self._bar.add_task("training", total=self._steps, completed=self._done, numbers="starting")
             self._bar.start()
@@ -59,14 +59,18 @@ class TrainingProgress:
         self._done += 1
         if not self._shown:
             return
+        told = self._done in (1, self._steps) or self._done % self._every == 0 or time.monotonic() - self._last_print > 15
+        if self._bar is None and not told:
+            return
         numbers = (
             f"loss {loss:.4f}  {step_time_s * 1e3:.0f} ms/step  {samples / step_time_s:.1f} samples/s  bubble {bubble_ratio * 100:.0f} %"
         )
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done, numbers=numbers)
-        elif self._done in (1, self._steps) or self._done % self._every == 0 or time.monotonic() - self._last_print > 15:
+        else:
             self._last_print = time.monotonic()
-            self._console.print(f"  step {self._done:>{len(str(self._steps))}}/{self._steps}  {numbers}", soft_wrap=True)
+            # Not by the console, which takes half a millisecond to lay a line out.
+            print(f"  step {self._done:>{len(str(self._steps))}}/{self._steps}  {numbers}", file=self._console.file, flush=True)
 
     def say(self, message: str) -> None:
         """Show one sentence below the steps."""

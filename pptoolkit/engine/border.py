@@ -5,7 +5,7 @@ travels once, and its gradients are summed where it came from.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -86,6 +86,12 @@ class Border:
     names: tuple[str, ...]
     wire: Specs
     leaf_to_wire: tuple[int, ...]
+    bytes: int = field(init=False)  # of its tensors, and of the gradients that come back for them
+    gradient_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bytes", sum(spec.bytes for spec in self.wire))
+        object.__setattr__(self, "gradient_bytes", sum(spec.bytes for spec in self.wire if spec.requires_grad))
 
     @classmethod
     def of(cls, value: Any, skips: dict[str, Any]) -> "Border":
@@ -99,10 +105,6 @@ class Border:
         leaf_to_wire = tuple(place.setdefault(id(leaf), len(place)) for leaf in leaves)
         wire = {id(leaf): TensorSpec.of(leaf) for leaf in leaves}
         return cls(structure, tuple(skips), tuple(wire.values()), leaf_to_wire)
-
-    @property
-    def bytes(self) -> int:
-        return sum(spec.bytes for spec in self.wire)
 
     def pack(self, value: Any, skips: dict[str, Any]) -> list[torch.Tensor]:
         """Return the tensors that travel for ``value`` and ``skips``.

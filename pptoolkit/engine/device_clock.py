@@ -44,6 +44,9 @@ class HostClock:
     def mark(self) -> None:
         """Say that an op begins."""
 
+    def mark_end(self) -> None:
+        """Say that it has been issued."""
+
     def resolve(self) -> int:
         """Record what could not be timed before the step's end; return the nanoseconds of compute that were resolved."""
         return 0
@@ -75,6 +78,7 @@ class EventClock:
         self._recorder, self._make_event = recorder, make_event
         self._free: list[StreamEvent] = []  # events are reused: making one takes longer than recording one
         self._begun: StreamEvent | None = None
+        self._ended: StreamEvent | None = None
         self._pending: list[tuple[TimedOp, StreamEvent, StreamEvent]] = []
         self._anchor = make_event()
         self._anchor_ns = 0
@@ -84,6 +88,11 @@ class EventClock:
         """Say that an op begins."""
         self._begun = self._take()
         self._begun.record()
+
+    def mark_end(self) -> None:
+        """Say that it has been issued; what is queued from here on is no part of it."""
+        self._ended = self._take()
+        self._ended.record()
 
     def record(
         self,
@@ -97,12 +106,11 @@ class EventClock:
         memory_bytes: int = 0,
         flags: int = 0,
     ) -> None:
-        """Say that the op that began at the last :meth:`mark` has been issued; the host's own times are not used."""
+        """Say what the op between the last two marks was; the host's own times are not used."""
         assert self._begun is not None, "mark() comes first"
-        end = self._take()
-        end.record()
-        self._pending.append((TimedOp(op, stage, micro_batch, bytes, memory_bytes, flags), self._begun, end))
-        self._begun = None
+        assert self._ended is not None, "mark_end() comes first"
+        self._pending.append((TimedOp(op, stage, micro_batch, bytes, memory_bytes, flags), self._begun, self._ended))
+        self._begun = self._ended = None
 
     def resolve(self) -> int:
         """Record the step's ops with their device times; the only wait, after the step's last op was issued.

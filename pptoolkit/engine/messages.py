@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -10,15 +10,40 @@ import torch.distributed as dist
 from pptoolkit.engine.stage import PooledStage
 from pptoolkit.errors import PeerLostError
 from pptoolkit.schedule import Action, ActionKind, Schedule
-from pptoolkit.schedule.lower import finished_sends
+from pptoolkit.schedule.lower import finished_sends, input_of, output_of
 from pptoolkit.telemetry.events import Op
-from pptoolkit.telemetry.recorder import Recorder
+from pptoolkit.telemetry.recorder import LONG_WAIT_NS, Recorder
 
 _FORWARD = (ActionKind.FORWARD, ActionKind.SEND_ACTIVATION, ActionKind.RECV_ACTIVATION)
+_TAG = 0  # one for all: messages between two ranks match by order
+
+Waited = tuple[int, int]  # when a wait began and ended, in nanoseconds
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """The tensors of one border and micro-batch, maybe none, as one rank sends or receives them in every step.
+
+    Args:
+        action: What the schedule calls it.
+        stage: This rank's stage that it leaves or reaches.
+        peer_stage: The stage at the other end.
+        peer: Rank of the other end in the pipeline's group.
+        forward: Whether activations travel, and not gradients.
+    """
+
+    action: Action
+    stage: PooledStage
+    peer_stage: int
+    peer: int
+    forward: bool
+    works: list[dist.Work] | None = field(default=None, init=False)  # None: not on its way
+    last_wait_ns: int = field(default=0, init=False)  # of the step before
+    tensors: Sequence[torch.Tensor] = field(default=(), init=False)  # what is sent lives until the transport is done with it
 
 
 class Messages:
-    """What one rank sends and receives in a step. A message is the tensors of one border and micro-batch, maybe none.
+    """What one rank sends and receives in a step. Everything that a step need not look up is looked up before the first.
 
     Args:
         stages: The rank's stages by index.
@@ -31,99 +56,126 @@ class Messages:
     def __init__(
         self, stages: Mapping[int, PooledStage], schedule: Schedule, *, rank: int, group_ranks: Sequence[int], recorder: Recorder
     ) -> None:
-        self._stages, self._recorder = stages, recorder
-        self._rank = group_ranks[rank]
-        self._peer = [group_ranks[r] for r in schedule.stage_to_rank]
-        self._group = next(iter(stages.values())).group
-        self._over = finished_sends(schedule)[rank]
-        self._receiving: dict[tuple[bool, int, int], list[dist.Work]] = {}  # (forward, stage, micro-batch)
-        self._sending: dict[Action, tuple[list[dist.Work], list[torch.Tensor]]] = {}
+        self._recorder, self._rank, self._group_ranks = recorder, group_ranks[rank], group_ranks
+        # Its own calls, not those of torch.distributed: these look up again at every message what never changes.
+        group: dist.ProcessGroup | None = next(iter(stages.values())).group or dist.group.WORLD
+        assert group is not None, "the process group is made before the pipeline"
+        self._group = group
+        self._messages: dict[Action, Message] = {}
+        self._over: dict[Action, list[Message]] = {}  # by compute action: sends that are over once it has its input
+        for action in schedule.orders[rank]:
+            for message in (input_of(action, schedule), output_of(action, schedule)):
+                if message is not None:
+                    self._messages[message] = self._message(message, stages, schedule)
+        for action, sends in finished_sends(schedule)[rank].items():
+            self._over[action] = [self._messages[send] for send in sends]
+        self._sends = [m for m in self._messages.values() if m.action.kind in (ActionKind.SEND_ACTIVATION, ActionKind.SEND_GRADIENT)]
         self.step = 0
 
-    def post_receive(self, action: Action) -> None:
-        """Say that the input of a later compute action may come."""
-        forward, stage, m = action.kind in _FORWARD, self._stages[action.stage], action.micro_batch
-        source = action.stage + (-1 if forward else 1)
-        buffers = stage.buffers_for_activation(m) if forward else stage.buffers_for_gradient(m)
-        works = self._each(lambda t: dist.irecv(t, src=self._peer[source], group=self._group), buffers, source, action)
-        self._receiving[forward, action.stage, m] = works
-        if works:
+    def of(self, action: Action | None) -> Message | None:
+        """Return the message that a send or receive of the schedule stands for; None for None."""
+        return self._messages[action] if action is not None else None
+
+    def finished_at(self, action: Action) -> Sequence[Message]:
+        """Return the sends that are certainly over once a compute action has its input."""
+        return self._over.get(action, ())
+
+    def post(self, message: Message) -> None:
+        """Say that ``message`` may come."""
+        action, stage, peer = message.action, message.stage, message.peer
+        buffers = stage.buffers_for_activation(action.micro_batch) if message.forward else stage.buffers_for_gradient(action.micro_batch)
+        message.works = self._start(message, buffers, lambda t: self._group.recv([t], peer, _TAG))
+        if message.works:
             now = time.monotonic_ns()
-            self._recorder.record(Op.RECV_POST, action.stage, m, source, now, now)
+            self._recorder.record(Op.RECV_POST, action.stage, action.micro_batch, message.peer_stage, now, now)
 
-    def await_input(self, action: Action) -> None:
-        """Wait until the input of compute ``action`` is there, where it comes from another rank."""
-        forward = action.kind in _FORWARD
-        works = self._receiving.pop((forward, action.stage, action.micro_batch), None)
-        if works is None:
-            return
-        if works:
-            source = action.stage + (-1 if forward else 1)
-            start = time.monotonic_ns()
-            self._recorder.in_flight = (Op.RECV, action.stage, action.micro_batch, start)
-            self._wait(works, source, action)
-            end = time.monotonic_ns()
-            self._recorder.in_flight = None
-            size = self._stages[action.stage].received_bytes(action.micro_batch, gradient=not forward)
-            self._recorder.record(Op.RECV, action.stage, action.micro_batch, source, start, end, size)
-        for send in self._over.get(action, ()):
-            self._finish(send, known_over=bool(works))  # only what really came proves that the other rank is past a send
+    def wait(self, message: Message) -> Waited | None:
+        """Wait until ``message`` is there; return when that began and ended, or None for one without tensors."""
+        works, message.works = message.works, None
+        if not works:
+            return None
+        action, start = message.action, time.monotonic_ns()
+        self._recorder.in_flight = (Op.RECV, action.stage, action.micro_batch, start)
+        if message.last_wait_ns > LONG_WAIT_NS:
+            self._recorder.bubbles.announce()
+        self._wait(message, works)
+        end = time.monotonic_ns()
+        message.last_wait_ns = end - start
+        self._recorder.in_flight = None
+        return start, end
 
-    def send(self, action: Action) -> None:
+    def record_wait(self, message: Message, waited: Waited) -> None:
+        """Note a wait; apart from :meth:`wait`, so that nobody waits for us to write it down."""
+        action = message.action
+        size = message.stage.received_bytes(action.micro_batch, gradient=not message.forward)
+        self._recorder.record(Op.RECV, action.stage, action.micro_batch, message.peer_stage, *waited, size)
+
+    def send(self, message: Message) -> None:
         """Send what a compute action left for another rank, without waiting for it to arrive."""
-        forward, stage, m = action.kind in _FORWARD, self._stages[action.stage], action.micro_batch
-        target = action.stage + (1 if forward else -1)
-        tensors = [t.contiguous() for t in (stage.activations(m) if forward else stage.gradients_to_send(m))]
+        stage, action, peer = message.stage, message.action, message.peer
+        own = stage.activations(action.micro_batch) if message.forward else stage.gradients_to_send(action.micro_batch)
+        tensors = [t if t.is_contiguous() else t.contiguous() for t in own]
         start = time.monotonic_ns()
-        works = self._each(lambda t: dist.isend(t, dst=self._peer[target], group=self._group), tensors, target, action)
-        self._sending[action] = works, tensors  # the tensors must live until the transport is done with them
-        if works:
-            size = sum(t.numel() * t.element_size() for t in tensors)
-            self._recorder.record(Op.SEND, action.stage, m, target, start, time.monotonic_ns(), size)
+        message.works = self._start(message, tensors, lambda t: self._group.send([t], peer, _TAG))
+        if message.works:
+            end = time.monotonic_ns()
+            message.tensors = tensors
+            size = sum(t.nbytes for t in tensors)
+            self._recorder.record(Op.SEND, action.stage, action.micro_batch, message.peer_stage, start, end, size)
+
+    def conclude(self, message: Message, *, known_over: bool = False) -> None:
+        """Wait until what was sent has arrived, and let go of it."""
+        works, message.works = message.works, None
+        if not works:
+            return
+        start = time.monotonic_ns()
+        self._wait(message, works)
+        message.tensors = ()
+        if not known_over:
+            action = message.action
+            self._recorder.record(Op.SEND_WAIT, action.stage, action.micro_batch, message.peer_stage, start, time.monotonic_ns())
 
     def finish(self) -> None:
         """Wait until everything sent has arrived."""
-        for send in list(self._sending):
-            self._finish(send)
+        for message in self._sends:
+            self.conclude(message)
 
     def forget(self) -> None:
         """Let go of everything, also after a step that broke off."""
-        self._receiving.clear()
-        self._sending.clear()
+        for message in self._messages.values():
+            message.works, message.tensors = None, ()
 
-    def _finish(self, send: Action, *, known_over: bool = False) -> None:
-        works, _tensors = self._sending.pop(send)
-        if not works:
-            return
-        target = send.stage + (1 if send.kind in _FORWARD else -1)
-        start = time.monotonic_ns()
-        self._wait(works, target, send)
-        if not known_over:
-            self._recorder.record(Op.SEND_WAIT, send.stage, send.micro_batch, target, start, time.monotonic_ns())
+    def _message(self, action: Action, stages: Mapping[int, PooledStage], schedule: Schedule) -> Message:
+        forward = action.kind in _FORWARD
+        sends = action.kind in (ActionKind.SEND_ACTIVATION, ActionKind.SEND_GRADIENT)
+        peer_stage = action.stage + (1 if forward == sends else -1)
+        return Message(action, stages[action.stage], peer_stage, schedule.stage_to_rank[peer_stage], forward)
 
-    def _each(
-        self, start: Callable[[torch.Tensor], dist.Work | None], tensors: Sequence[torch.Tensor], peer: int, action: Action
+    def _start(
+        self, message: Message, tensors: Sequence[torch.Tensor], transfer: Callable[[torch.Tensor], dist.Work | None]
     ) -> list[dist.Work]:
         """Start one transfer a tensor; those without elements need none."""
+        works: list[dist.Work] = []
         try:
-            return [_posted(start(t)) for t in tensors if t.numel()]
+            for tensor in tensors:
+                if tensor.numel():
+                    work = transfer(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
+                    assert work is not None, "this rank is not in the pipeline's group"
+                    works.append(work)
         except RuntimeError as error:
-            raise self._peer_lost(peer, action, error) from error
+            raise self._peer_lost(message, error) from error
+        return works
 
-    def _wait(self, works: Sequence[dist.Work], peer: int, action: Action) -> None:
+    def _wait(self, message: Message, works: Sequence[dist.Work]) -> None:
         try:
             for work in works:
                 work.wait()
         except RuntimeError as error:
-            raise self._peer_lost(peer, action, error) from error
+            raise self._peer_lost(message, error) from error
 
-    def _peer_lost(self, peer_stage: int, action: Action, cause: Exception) -> PeerLostError:
+    def _peer_lost(self, message: Message, cause: Exception) -> PeerLostError:
+        action = message.action
         return PeerLostError(
-            f"rank {self._rank} lost the connection to rank {self._peer[peer_stage]} (stage {peer_stage}) at {action.kind.value}, "
-            f"stage {action.stage}, micro-batch {action.micro_batch}, step {self.step}: {str(cause).strip()}"
+            f"rank {self._rank} lost the connection to rank {self._group_ranks[message.peer]} (stage {message.peer_stage}) at "
+            f"{action.kind.value}, stage {action.stage}, micro-batch {action.micro_batch}, step {self.step}: {str(cause).strip()}"
         )
-
-
-def _posted(work: Any) -> dist.Work:
-    assert work is not None, "this rank is not in the pipeline's group"
-    return work  # type: ignore[no-any-return]

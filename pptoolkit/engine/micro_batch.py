@@ -44,11 +44,21 @@ def split(batch: Any, count: int) -> list[Any]:
         if len(batch.parts) != count:
             raise PlanError(f"the batch is cut into {len(batch.parts)} micro-batches, but the plan has {count}; cut it into {count}")
         return list(batch.parts)
-    samples = batch_size(batch)
-    if samples < count:
-        raise PlanError(f"a batch of {samples} samples cannot be cut into {count} micro-batches; use at most {samples} micro-batches")
-    edges = [samples * i // count for i in range(count + 1)]
+    edges = _edges(batch, count)
+    if count == 1:
+        return [batch]
     return [apply(batch, lambda t, a=a, b=b: t[a:b]) for a, b in pairwise(edges)]  # type: ignore[misc]
+
+
+def sizes(batch: Any, count: int) -> list[int]:
+    """Return the samples of each micro-batch into which :func:`split` cuts ``batch``.
+
+    Raises:
+        PlanError: As :func:`split`.
+    """
+    if isinstance(batch, MicroBatches):
+        return [batch_size(part) for part in split(batch, count)]
+    return [b - a for a, b in pairwise(_edges(batch, count))]
 
 
 def weights(micro_batches: list[Any]) -> list[float]:
@@ -83,3 +93,10 @@ def apply(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(batch, MicroBatches):
         return MicroBatches([apply(part, function) for part in batch.parts])
     return batch
+
+
+def _edges(batch: Any, count: int) -> list[int]:
+    samples = batch_size(batch)
+    if samples < count:
+        raise PlanError(f"a batch of {samples} samples cannot be cut into {count} micro-batches; use at most {samples} micro-batches")
+    return [samples * i // count for i in range(count + 1)]

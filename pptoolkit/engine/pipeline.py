@@ -13,7 +13,7 @@ from pptoolkit.engine.device_clock import make_device_clock
 from pptoolkit.engine.layers import Layer
 from pptoolkit.engine.mesh import Mesh
 from pptoolkit.engine.randomness import LayerSeeder
-from pptoolkit.engine.runtime import InstrumentedRuntime, LossFunction
+from pptoolkit.engine.runtime import BeforeLast, InstrumentedRuntime, LossFunction
 from pptoolkit.engine.shape_book import ShapeBook
 from pptoolkit.engine.stage import PooledStage
 from pptoolkit.engine.stage_module import StageModule
@@ -178,6 +178,7 @@ class Pipeline:
         weights: Sequence[float] | None = None,
         first_micro_batch: int = 0,
         accumulates: bool = False,
+        before_last: BeforeLast | None = None,
     ) -> float:
         """Run forward and backward of one batch; gradients of its weighted loss are added to the parameters'.
 
@@ -190,6 +191,7 @@ class Pipeline:
             weights: Factor of each micro-batch's loss; None: its share of the samples, which gives the batch's mean loss.
             first_micro_batch: Micro-batches of this step that ran before, under gradient accumulation.
             accumulates: Another batch follows before the optimizer: gradients of tied parameters are not summed yet.
+            before_last: As in :meth:`InstrumentedRuntime.run_step`.
 
         Returns:
             The sum of the weighted losses on the rank of the last stage, else 0.
@@ -199,7 +201,7 @@ class Pipeline:
         for stage in self.stages.values():
             stage.module.seeder.first_micro_batch = first_micro_batch
         try:
-            share = self._run(self._train, count, inputs, targets, step=step, sampled=sampled, weights=weights)
+            share = self._run(self._train, count, inputs, targets, step=step, sampled=sampled, weights=weights, before_last=before_last)
         finally:
             self._recorder.first_micro_batch = 0
         if not accumulates:
@@ -267,6 +269,7 @@ class Pipeline:
         sampled: int,
         weights: Sequence[float] | None,
         train: bool = True,
+        before_last: BeforeLast | None = None,
     ) -> float:
         parts = mb.split(mb.to_device(inputs, self.device), count)
         target_parts = mb.split(mb.to_device(targets, self.device), count)
@@ -283,6 +286,7 @@ class Pipeline:
                 targets=target_parts,
                 weights=mb.weights(parts) if weights is None else weights,
                 sampled=sampled,
+                before_last=before_last,
             )
         finally:
             for stage in self.stages.values():

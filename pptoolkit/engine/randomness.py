@@ -5,12 +5,15 @@ gives the same run under every cut, schedule and number of stages.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
+import numpy as np
 import torch
 
-_MASK = (1 << 64) - 1
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 def layer_seed(seed: int, name: str) -> int:
@@ -18,19 +21,27 @@ def layer_seed(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "big") >> 1
 
 
-def draw_seed(base: int, step: int, micro_batch: int, replica: int) -> int:
-    """Return the 63-bit seed of one layer's random draws in one micro-batch; ``base`` is its :func:`layer_seed`.
+def draw_seeds(bases: Sequence[int], *, step: int, micro_batches: range, replica: int) -> list[list[int]]:
+    """Return the 63-bit seeds of some layers' random draws: for each micro-batch, one a layer.
 
     Mixed with the finalizer of SplitMix64 (Steele, Lea and Flood, 2014), so that neighbouring steps and micro-batches
-    give unrelated streams.
+    give unrelated streams. Arithmetic is modulo 2**64.
+
+    Args:
+        bases: Each layer's :func:`layer_seed`.
+        step: Step index.
+        micro_batches: Their indices in the step.
+        replica: Index of the replica.
     """
-    value = base
-    for part in (step + 1, micro_batch + 1, replica + 1):
-        value = (value + 0x9E3779B97F4A7C15 * part) & _MASK
-        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-        value ^= value >> 31
-    return value >> 1
+    numbers = np.arange(micro_batches.start + 1, micro_batches.stop + 1, dtype=np.uint64)[:, None]
+    value = np.asarray(bases, dtype=np.uint64)[None, :]
+    for part in (np.array([[step + 1]], dtype=np.uint64), numbers, np.array([[replica + 1]], dtype=np.uint64)):
+        value = value + _GAMMA * part
+        value = (value ^ (value >> _SHIFTS[0])) * _MIX[0]
+        value = (value ^ (value >> _SHIFTS[1])) * _MIX[1]
+        value = value ^ (value >> _SHIFTS[2])
+    seeds: list[list[int]] = (value >> np.uint64(1)).tolist()
+    return seeds
 
 
 class LayerSeeder:
@@ -51,11 +62,17 @@ class LayerSeeder:
         self._device = device
         self.first_micro_batch = 0
 
-    def seed(self, index: int, step: int, micro_batch: int) -> None:
-        value = draw_seed(self._bases[index], step, self.first_micro_batch + micro_batch, self._replica)
-        torch.default_generator.manual_seed(value)
+    def seeds(self, step: int, micro_batches: range) -> list[list[int]]:
+        """Return for each micro-batch of a step the seeds under which the stage's layers draw."""
+        first = self.first_micro_batch
+        shifted = range(first + micro_batches.start, first + micro_batches.stop)
+        return draw_seeds(self._bases, step=step, micro_batches=shifted, replica=self._replica)
+
+    def start(self, seed: int) -> None:
+        """Let the next layer draw under one of :meth:`seeds`."""
+        torch.default_generator.manual_seed(seed)
         if self._device.type == "cuda":
-            torch.cuda.manual_seed(value)
+            torch.cuda.manual_seed(seed)
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
@@ -68,3 +85,41 @@ class LayerSeeder:
             torch.default_generator.set_state(state)
             if device_state is not None:
                 torch.cuda.set_rng_state(device_state, self._device)
+
+
+class StepSeeds:
+    """The seeds of all forwards of a step on this rank; those of the next step are drawn while the rank has nothing else to do.
+
+    Args:
+        seeders: Of each stage of the rank.
+        micro_batches: Micro-batches per step.
+    """
+
+    def __init__(self, seeders: Mapping[int, LayerSeeder], micro_batches: int) -> None:
+        self._seeders, self._micro_batches = seeders, range(micro_batches)
+        self._any = next(iter(seeders.values()))  # they share the rank's generators, and are told of accumulation together
+        self._seeds: dict[int, list[list[int]]] = {}
+        self._drawn = self._ahead = (-1, 0)  # step and first micro-batch
+        self._seeds_ahead: dict[int, list[list[int]]] = {}
+
+    def begin_step(self, step: int) -> None:
+        """Have the seeds of ``step`` ready."""
+        self._drawn = (step, self._any.first_micro_batch)
+        self._seeds = self._seeds_ahead if self._ahead == self._drawn else self._draw(step)
+
+    def draw_ahead(self) -> None:
+        """Draw the next step's seeds, unless that is done."""
+        step, first = self._drawn
+        if self._ahead != (step + 1, first):
+            self._ahead, self._seeds_ahead = (step + 1, first), self._draw(step + 1)
+
+    def of(self, stage: int, micro_batch: int) -> list[int]:
+        """Return one seed a layer."""
+        return self._seeds[stage][micro_batch]
+
+    def generators_untouched(self) -> AbstractContextManager[None]:
+        """As :meth:`LayerSeeder.untouched`."""
+        return self._any.untouched()
+
+    def _draw(self, step: int) -> dict[int, list[list[int]]]:
+        return {stage: seeder.seeds(step, self._micro_batches) for stage, seeder in self._seeders.items()}

@@ -95,9 +95,10 @@ class Reference:
         seeder = LayerSeeder(self._seed, self._names, replica, torch.device("cpu"))
         value: Any
         value, named = self._wiring.split_inputs(inputs)
+        (seeds,) = seeder.seeds(step, range(micro_batch, micro_batch + 1))
         with seeder.untouched():
-            for index, layer in enumerate(self._layers):
-                seeder.seed(index, step, micro_batch)
+            for index, (layer, seed) in enumerate(zip(self._layers, seeds, strict=True)):
+                seeder.start(seed)
                 taken = {name: named[name] for name in self._wiring.takes[index]}
                 value = layer(*value, **taken) if isinstance(value, tuple) else layer(value, **taken)
                 if self._wiring.provides[index]:

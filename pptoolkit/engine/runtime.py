@@ -1,36 +1,40 @@
-"""torch's schedule runtime with our actions: it walks the list, we receive, compute, send, and time each of them."""
+"""torch's schedule runtime with our actions: receive, compute, send, each of them timed.
 
-import time
-from collections.abc import Callable, Sequence
+What runs between two layers runs with cold caches: the layers have just swept them, and a line of Python costs ten to twenty
+times what a loop over it would suggest. So what other ranks wait for comes first, and an output is sent before anything is
+written down about the op that made it; what can be looked up before the first step is; and torch's own walk through the list,
+which wraps each action in a profiler range, is taken only while a profiler listens.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from pptoolkit.engine.device_clock import DeviceClock, HostClock
-from pptoolkit.engine.messages import Messages
+from pptoolkit.engine.messages import Message, Messages, Waited
+from pptoolkit.engine.planned import OPS, ComputeTimer, Planned
+from pptoolkit.engine.randomness import StepSeeds
 from pptoolkit.engine.stage import PooledStage
 from pptoolkit.engine.stage_module import LayerMarks
-from pptoolkit.engine.torch_private import ComputationType, PipelineContext, ScheduleRuntime, TorchAction, quiet_runtime_log
-from pptoolkit.errors import StageError
+from pptoolkit.engine.torch_private import (
+    ComputationType,
+    PipelineContext,
+    ScheduleRuntime,
+    TorchAction,
+    profiler_listens,
+    quiet_runtime_log,
+)
 from pptoolkit.schedule import Action, ActionKind, Schedule
-from pptoolkit.schedule.lower import lower
+from pptoolkit.schedule.lower import input_of, lower, output_of
 from pptoolkit.telemetry.events import Flag, Op
 from pptoolkit.telemetry.recorder import Recorder
 
 _SAMPLED = int(Flag.SAMPLED)  # as a number: combining enum members costs more than recording an event
+_SENDS = (ActionKind.SEND_ACTIVATION, ActionKind.SEND_GRADIENT)
 LossFunction = Callable[[Any, Any], torch.Tensor]
-_OP = {
-    ActionKind.FORWARD: Op.FORWARD,
-    ActionKind.BACKWARD: Op.BACKWARD,
-    ActionKind.BACKWARD_INPUT: Op.BACKWARD_INPUT,
-    ActionKind.BACKWARD_WEIGHT: Op.BACKWARD_WEIGHT,
-}
-_VERB = {
-    Op.FORWARD: "forward",
-    Op.BACKWARD: "backward",
-    Op.BACKWARD_INPUT: "backward (input part)",
-    Op.BACKWARD_WEIGHT: "backward (weight part)",
-}
+BeforeLast = Callable[[float, float], None]
+Perform = Callable[[PipelineContext], None]
 
 
 class InstrumentedRuntime(ScheduleRuntime):
@@ -67,10 +71,14 @@ class InstrumentedRuntime(ScheduleRuntime):
         self._resident_bytes = resident_bytes
         self._messages = Messages(self._by_index, schedule, rank=self.rank, group_ranks=group_ranks, recorder=recorder)
         self._losses: dict[int, torch.Tensor] = {}
+        self._loss_gradients: dict[tuple[float, torch.Size, torch.dtype], torch.Tensor] = {}
         self._marks: dict[tuple[int, int], LayerMarks] = {}
+        self._seeds = StepSeeds({index: stage.module.seeder for index, stage in self._by_index.items()}, schedule.micro_batches)
         self._weights: Sequence[float] = ()
         self._step_index = 0
         self._sampled = -1
+        self._before_last: BeforeLast | None = None
+        self._last_action_ns = 0
         self.compute_ns = 0
         self._install(lower(schedule))
 
@@ -83,6 +91,7 @@ class InstrumentedRuntime(ScheduleRuntime):
         weights: Sequence[float],
         named: Sequence[dict[str, Any]] = (),
         sampled: int = -1,
+        before_last: BeforeLast | None = None,
     ) -> float:
         """Run one step and leave the gradients of the weighted sum of losses in the parameters.
 
@@ -93,6 +102,9 @@ class InstrumentedRuntime(ScheduleRuntime):
             weights: Per micro-batch, its share of the batch; they sum to 1.
             named: Per micro-batch, what layers on any stage take from the batch by name.
             sampled: Micro-batch whose layers are timed, or -1.
+            before_last: Called before this rank's last action with its share of the loss, which is complete by then, and the
+                seconds that it will have computed, the last action counted as it took in the step before: what the ranks have
+                to tell each other then costs no time after it. Not called where the last action is a forward.
 
         Returns:
             The weighted loss where this rank owns the last stage, else 0.
@@ -100,19 +112,22 @@ class InstrumentedRuntime(ScheduleRuntime):
         self._step_index, self._weights, self._sampled, self.compute_ns = step, weights, sampled, 0
         self._messages.step = step
         self._losses.clear()
+        self._loss_gradients.clear()
+        self._before_last = before_last
+        self._seeds.begin_step(step)
         try:
-            self._step_microbatches(list(inputs), list(named) or None, list(targets), return_outputs=False)
+            with self._seeds.generators_untouched():
+                self._step_microbatches(list(inputs), list(named) or None, list(targets), return_outputs=False)
             self._messages.finish()
         finally:
             self._marks.clear()
             self._messages.forget()
-        return float(sum(loss.item() for loss in self._losses.values()))
+        return self._loss_share()
 
     # -- torch's hooks -------------------------------------------------------------------------------------------------
 
     def _install(self, orders: Sequence[Sequence[Action]]) -> None:
         as_torch: dict[int, list[TorchAction | None]] = {rank: [_to_torch(action) for action in order] for rank, order in enumerate(orders)}
-        self._from_torch = {_to_torch(action): action for order in orders for action in order}
         if any(action.kind is not ActionKind.FORWARD for order in self._schedule.orders for action in order):
             self._prepare_schedule_with_comms(as_torch, format="compute_comms")
         else:  # torch's check wants a backward for each forward; an evaluation has none
@@ -120,147 +135,183 @@ class InstrumentedRuntime(ScheduleRuntime):
         self.stage_index_to_group_rank = dict(enumerate(self._schedule.stage_to_rank))
         for stage in self._by_index.values():
             stage.stage_index_to_group_rank = self.stage_index_to_group_rank
-        perform: dict[ActionKind, Callable[[Action, PipelineContext], None]] = {
-            ActionKind.FORWARD: self._forward,
-            ActionKind.BACKWARD: self._backward,
-            ActionKind.BACKWARD_INPUT: self._backward,
-            ActionKind.BACKWARD_WEIGHT: self._backward_weight,
-            ActionKind.RECV_ACTIVATION: lambda action, _: self._messages.post_receive(action),
-            ActionKind.RECV_GRADIENT: lambda action, _: self._messages.post_receive(action),
-            ActionKind.SEND_ACTIVATION: lambda action, _: self._messages.send(action),
-            ActionKind.SEND_GRADIENT: lambda action, _: self._messages.send(action),
-        }
-        for kind, function in perform.items():
+        # A send is part of the compute action before it.
+        performed = {action: self._plan(action) for action in orders[self.rank] if action.kind not in _SENDS}
+        last = next(action for action in reversed(performed) if action.kind in OPS)
+        if last.kind is not ActionKind.FORWARD:
+            performed[last] = self._announced(performed[last])
+        self._program = list(performed.values())
+        self._perform = {_to_torch(action): perform for action, perform in performed.items()}
+        for kind in ActionKind:
             # register_custom_function takes no communication actions, so the table is filled directly.
-            self._comp_type_to_function_map[ComputationType(kind.value)] = self._performer(function)
+            self._comp_type_to_function_map[ComputationType(kind.value)] = self._perform_action
 
-    def _performer(self, function: Callable[[Action, PipelineContext], None]) -> Callable[[TorchAction, PipelineContext], None]:
-        def perform(action: TorchAction, context: PipelineContext) -> None:
-            function(self._from_torch[action], context)
+    def _plan(self, action: Action) -> Perform:
+        """Look up once what would be looked up in every step."""
+        if action.kind not in OPS:
+            message = self._messages.of(action)
+            assert message is not None
+            return lambda _: self._messages.post(message)
+        run = {ActionKind.FORWARD: self._forward, ActionKind.BACKWARD_WEIGHT: self._backward_weight}.get(action.kind, self._backward)
+        planned = Planned(
+            action,
+            stage=self._by_index[action.stage],
+            input=self._messages.of(input_of(action, self._schedule)),
+            output=self._messages.of(output_of(action, self._schedule)),
+            finished=self._messages.finished_at(action),
+            before=self._by_index.get(action.stage - 1),
+            after=self._by_index.get(action.stage + 1),
+        )
+        return lambda context: run(planned, context)
 
-        return perform
+    def _announced(self, perform: Perform) -> Perform:
+        def announce_and_perform(context: PipelineContext) -> None:
+            before_ns = self.compute_ns
+            if self._before_last is not None:
+                self._before_last(self._loss_share(), (before_ns + self._last_action_ns) / 1e9)
+            perform(context)
+            self._last_action_ns = self.compute_ns - before_ns
+
+        return announce_and_perform
+
+    def _perform_action(self, action: TorchAction, context: PipelineContext) -> None:
+        perform = self._perform.get(action)
+        if perform is not None:
+            perform(context)
+
+    def _step_microbatches(
+        self,
+        arg_mbs: list[Any] | None = None,
+        kwarg_mbs: list[Any] | None = None,
+        target_mbs: list[Any] | None = None,
+        losses: list[Any] | None = None,
+        return_outputs: bool = True,
+        loss_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        if profiler_listens():
+            super()._step_microbatches(arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, loss_kwargs)
+            return
+        context = PipelineContext(self, arg_mbs, kwarg_mbs, target_mbs, losses)
+        for perform in self._program:
+            perform(context)
 
     def _initialize_stages(self, args: Any, kwargs: Any, target: Any = None, loss_kwargs: Any = None) -> None:
         """Nothing to prepare: shapes were inferred before the step, and buffers come from a pool."""
 
     def _update_losses(self, stages: Any, losses: Any) -> None:
-        """Losses are kept here, weighted."""
+        """Losses are kept here."""
 
     # -- actions -------------------------------------------------------------------------------------------------------
 
-    def _forward(self, action: Action, context: PipelineContext) -> None:
-        stage, m = self._by_index[action.stage], action.micro_batch
-        self._messages.await_input(action)
-        marks = LayerMarks(len(stage.module.layers)) if m == self._sampled else None
-        stage.module.prepare(step=self._step_index, micro_batch=m, marks=marks)
+    def _forward(self, planned: Planned, context: PipelineContext) -> None:
+        stage, m = planned.stage, planned.micro_batch
         assert context.arg_mbs is not None
         assert context.kwarg_mbs is not None
+        marks = LayerMarks(len(stage.module.layers)) if m == self._sampled else None
+        stage.module.prepare(self._seeds.of(planned.index, m), marks=marks)
         named = {name: context.kwarg_mbs[m][name] for name in stage.module.batch_inputs}
-        with self._timed(action) as timed:
+        waited = self._await_input(planned.input)
+        with self._timed(planned) as timed:
             output = stage.forward_one_chunk(m, context.arg_mbs[m], named, save_forward_output=False)
             if stage.is_last:
                 assert context.target_mbs is not None
-                self._losses[m] = self._weigh(self._loss(output, context.target_mbs[m]), m)
+                self._losses[m] = _checked(self._loss(output, context.target_mbs[m]))
+        if planned.after is not None:
+            planned.after.take_local_activation(m, stage.activations(m))
+        self._end(planned, timed, waited)
         if marks is not None:
-            self._marks[action.stage, m] = marks
-            for index, (start, end) in enumerate(marks.forward_spans(timed.end_ns)):
-                self._record_layer(Op.LAYER_FORWARD, action, stage.module.first + index, start, end)
-        if action.stage + 1 in self._by_index:
-            self._by_index[action.stage + 1].take_local_activation(m, stage.activations(m))
+            self._marks[planned.index, m] = marks
+            self._record_layers(Op.LAYER_FORWARD, planned, marks.forward_spans(timed.end_ns))
         if stage.is_last and not stage.has_backward:
             del stage.fwd_cache[m]
             stage.release(m)
 
-    def _backward(self, action: Action, _context: PipelineContext) -> None:
-        stage, m = self._by_index[action.stage], action.micro_batch
-        self._messages.await_input(action)
-        whole = action.kind is ActionKind.BACKWARD
-        with self._timed(action) as timed:
-            stage.backward_one_chunk(m, loss=self._losses.get(m), full_backward=whole)
-        if stage.is_last and not stage.backward_waits(m):
-            self._losses[m] = self._losses[m].detach()
+    def _backward(self, planned: Planned, _context: PipelineContext) -> None:
+        stage, m = planned.stage, planned.micro_batch
+        whole = planned.action.kind is ActionKind.BACKWARD
+        loss = self._losses.get(m)
+        gradient = self._loss_gradient(loss, m) if loss is not None and stage.is_last else None
+        waited = self._await_input(planned.input)
+        with self._timed(planned) as timed:
+            stage.backward_one_chunk(m, loss=loss, full_backward=whole, loss_gradient=gradient)
+        if planned.before is not None:
+            planned.before.take_local_gradient(m, stage.gradients(m))
+        self._end(planned, timed, waited)
+        if loss is not None and stage.is_last and not stage.backward_waits(m):
+            self._losses[m] = loss.detach()
         if not stage.backward_waits(m):
-            self._record_layers_backward(action, timed)
-        if action.stage - 1 in self._by_index:
-            self._by_index[action.stage - 1].take_local_gradient(m, stage.gradients(m))
-        elif stage.is_first:
+            self._record_layers_backward(planned, timed)
+        if stage.is_first:
             stage.bwd_cache.pop(m, None)
         if whole:
             stage.release(m)
 
-    def _backward_weight(self, action: Action, _context: PipelineContext) -> None:
-        stage, m = self._by_index[action.stage], action.micro_batch
+    def _backward_weight(self, planned: Planned, _context: PipelineContext) -> None:
+        stage, m = planned.stage, planned.micro_batch
         everything = stage.backward_waits(m)
-        with self._timed(action) as timed:
+        with self._timed(planned) as timed:
             stage.backward_weight_one_chunk(m)
+        self._end(planned, timed, None)
         if everything:
-            self._record_layers_backward(action, timed)
+            self._record_layers_backward(planned, timed)
             if stage.is_last:
                 self._losses[m] = self._losses[m].detach()
         stage.release(m)
 
     # -- parts of actions ----------------------------------------------------------------------------------------------
 
-    def _record_layers_backward(self, action: Action, timed: "_Timed") -> None:
-        marks = self._marks.pop((action.stage, action.micro_batch), None)
-        spans = marks.backward_spans(timed.start_ns, timed.end_ns) if marks is not None else None
-        for index, (start, end) in enumerate(spans or ()):
-            self._record_layer(Op.LAYER_BACKWARD, action, self._by_index[action.stage].module.first + index, start, end)
+    def _await_input(self, message: Message | None) -> Waited | None:
+        if message is None:
+            return None
+        self._seeds.draw_ahead()  # this rank is about to be idle, in the step's first wait at least
+        return self._messages.wait(message)
 
-    def _weigh(self, loss: Any, micro_batch: int) -> torch.Tensor:
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise TypeError(f"the loss function returned {_describe(loss)}; it must return one number, the mean over the micro-batch")
-        return loss * self._weights[micro_batch]
+    def _timed(self, planned: Planned) -> ComputeTimer:
+        return ComputeTimer(planned, self._clock, self._recorder, rank=self._rank, step=self._step_index)
 
-    def _timed(self, action: Action) -> "_Timed":
-        return _Timed(self, action)
+    def _end(self, planned: Planned, timed: ComputeTimer, waited: Waited | None) -> None:
+        """Send what the next rank waits for; then write down what happened, and let go of what is over."""
+        if planned.output is not None:
+            self._messages.send(planned.output)
+        self.compute_ns += timed.end_ns - timed.start_ns
+        m = planned.micro_batch
+        if waited is not None and planned.input is not None:
+            self._messages.record_wait(planned.input, waited)
+        flags = _SAMPLED if m == self._sampled else 0
+        self._clock.record(planned.op, planned.index, m, -1, timed.start_ns, timed.end_ns, 0, self._resident_bytes(), flags)
+        for message in planned.finished:
+            self._messages.conclude(message, known_over=waited is not None)  # only what really came proves that a send is over
 
-    def _record_layer(self, op: Op, action: Action, layer: int, start_ns: int, end_ns: int) -> None:
-        self._recorder.record(op, action.stage, action.micro_batch, layer, start_ns, end_ns, 0, 0, _SAMPLED)
+    def _record_layers_backward(self, planned: Planned, timed: ComputeTimer) -> None:
+        marks = self._marks.pop((planned.index, planned.micro_batch), None)
+        if marks is not None:
+            self._record_layers(Op.LAYER_BACKWARD, planned, marks.backward_spans(timed.start_ns, timed.end_ns) or ())
 
+    def _record_layers(self, op: Op, planned: Planned, spans: Iterable[tuple[int, int]]) -> None:
+        first = planned.stage.module.first
+        for layer, (start_ns, end_ns) in enumerate(spans, start=first):
+            self._recorder.record(op, planned.index, planned.micro_batch, layer, start_ns, end_ns, 0, 0, _SAMPLED)
 
-class _Timed:
-    """Times one compute action, records it, and names its place if it fails."""
+    def _loss_share(self) -> float:
+        return float(sum(loss.item() * self._weights[m] for m, loss in self._losses.items()))
 
-    __slots__ = ("_action", "_runtime", "end_ns", "start_ns")
-
-    def __init__(self, runtime: InstrumentedRuntime, action: Action) -> None:
-        self._runtime, self._action = runtime, action
-        self.start_ns = self.end_ns = 0
-
-    def __enter__(self) -> "_Timed":
-        action = self._action
-        self._runtime._clock.mark()
-        self.start_ns = time.monotonic_ns()
-        self._runtime._recorder.in_flight = (_OP[action.kind], action.stage, action.micro_batch, self.start_ns)
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        runtime, action = self._runtime, self._action
-        op = _OP[action.kind]
-        if isinstance(error, Exception):
-            raise StageError(
-                rank=runtime._rank,
-                stage=action.stage,
-                micro_batch=action.micro_batch,
-                step=runtime._step_index,
-                doing=_VERB[op],
-                cause=_root(error),
-            ) from _root(error)
-        self.end_ns = time.monotonic_ns()
-        runtime.compute_ns += self.end_ns - self.start_ns
-        runtime._recorder.in_flight = None
-        flags = _SAMPLED if action.micro_batch == runtime._sampled else 0
-        runtime._clock.record(op, action.stage, action.micro_batch, -1, self.start_ns, self.end_ns, 0, runtime._resident_bytes(), flags)
-
-
-def _root(error: BaseException) -> BaseException:
-    """torch wraps a layer's exception with a print of its inputs; the layer's own is what a person needs."""
-    return error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ is not None else error
+    def _loss_gradient(self, loss: torch.Tensor, micro_batch: int) -> torch.Tensor:
+        """Return the derivative of the batch's loss by the micro-batch's: the start of its backward, for one op less than a product."""
+        weight = self._weights[micro_batch]
+        key = (weight, loss.shape, loss.dtype)
+        if key not in self._loss_gradients:
+            self._loss_gradients[key] = torch.full_like(loss, weight, requires_grad=False)
+        return self._loss_gradients[key]
 
 
 def _to_torch(action: Action) -> TorchAction:
     return TorchAction(action.stage, ComputationType(action.kind.value), action.micro_batch)
+
+
+def _checked(loss: Any) -> torch.Tensor:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise TypeError(f"the loss function returned {_describe(loss)}; it must return one number, the mean over the micro-batch")
+    return loss
 
 
 def _describe(value: Any) -> str:

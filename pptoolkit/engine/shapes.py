@@ -52,13 +52,14 @@ def infer_stage(
         Exception: Whatever a layer raises.
     """
     try:
-        with torch_private.fake_mode() as mode:
+        with module.seeder.untouched(), torch_private.fake_mode() as mode:
             return _run(module, before, arguments, named, last=last, device=device, state=lambda t: mode.from_tensor(t))
     except TrainingError:
         raise
     except Exception as reason:
         try:
-            found = _run(module, before, arguments, named, last=last, device=device, state=_apart)
+            with module.seeder.untouched():
+                found = _run(module, before, arguments, named, last=last, device=device, state=_apart)
         except RuntimeError as error:
             if "leaf Variable" not in str(error):
                 raise

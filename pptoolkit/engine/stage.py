@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from pptoolkit.engine.backward import Gradients, SplitBackward
 from pptoolkit.engine.border import Specs
@@ -38,7 +39,8 @@ class PooledStage(PipelineStage):
         self.pool = BufferPool(device)
         self.splits = splits
         self._shapes: list[StageShapes] = []
-        self._weights: list[torch.Tensor] = []
+        self._sharded = False
+        self._weights: list[torch.Tensor] | None = None  # those that train; looked up where a step splits a backward
         self._activations: dict[int, list[torch.Tensor]] = {}  # by micro-batch: what came from the previous stage
         self._gradients: dict[int, Sequence[torch.Tensor | None]] = {}  # what came from the next stage
         self._weight_parts: dict[int, SplitBackward | None] = {}
@@ -49,7 +51,8 @@ class PooledStage(PipelineStage):
         self._shapes = shapes
         self.has_backward = train
         self.chunks = len(shapes)
-        self._weights = [p for p in self.module.parameters() if p.requires_grad]
+        self._weights = None
+        self._sharded = isinstance(self.module, FSDPModule)
         self.clear_runtime_states()
 
     def end_step(self) -> None:
@@ -98,7 +101,7 @@ class PooledStage(PipelineStage):
     def received_bytes(self, micro_batch: int, *, gradient: bool) -> int:
         """Return the bytes that one message of ``micro_batch`` carries to this stage."""
         shapes = self._shapes[micro_batch]
-        return sum(s.bytes for s in shapes.outputs.wire if s.requires_grad) if gradient else shapes.inputs.bytes
+        return shapes.outputs.gradient_bytes if gradient else shapes.inputs.bytes
 
     # -- handing on ----------------------------------------------------------------------------------------------------
 
@@ -161,7 +164,12 @@ class PooledStage(PipelineStage):
         return output
 
     def backward_one_chunk(
-        self, bwd_chunk_id: int, loss: torch.Tensor | None = None, full_backward: bool = True, last_backward: bool = False
+        self,
+        bwd_chunk_id: int,
+        loss: torch.Tensor | None = None,
+        full_backward: bool = True,
+        last_backward: bool = False,
+        loss_gradient: torch.Tensor | None = None,
     ) -> None:
         """Run the backward of one micro-batch, or its input part.
 
@@ -170,9 +178,10 @@ class PooledStage(PipelineStage):
             loss: Its loss, for the last stage alone.
             full_backward: False: leave the weights to :meth:`backward_weight_one_chunk`.
             last_backward: The stage's last one in this step: replicas are reduced after it.
+            loss_gradient: Derivative of the batch's loss by this one; None: 1.
         """
         outputs, inputs = self.fwd_cache.pop(bwd_chunk_id)
-        gradients: Sequence[torch.Tensor | None] = (None,)
+        gradients: Sequence[torch.Tensor | None] = (loss_gradient,)
         if self.is_last:
             assert loss is not None
             outputs = [loss] if loss.requires_grad else []
@@ -185,6 +194,8 @@ class PooledStage(PipelineStage):
             if not full_backward:
                 self._weight_parts[bwd_chunk_id] = None
         else:
+            if self._weights is None:
+                self._weights = [p for p in self.module.parameters() if p.requires_grad]
             split = SplitBackward(outputs, gradients[: len(outputs)], inputs, self._weights)
             found = split.input_part()
             self._weight_parts[bwd_chunk_id] = split
@@ -206,5 +217,11 @@ class PooledStage(PipelineStage):
     ) -> Gradients:
         if not outputs:  # nothing here, or before it, needs a gradient
             return (None,) * len(inputs)
-        arguments = {"stage_output": outputs, "output_grads": list(gradients), "input_values": inputs}
-        return self.backward_maybe_with_nosync("full", arguments, last_backward=last_backward)[0]
+        if self._sharded:  # torch keeps its reduction back until the last backward
+            arguments = {"stage_output": outputs, "output_grads": list(gradients), "input_values": inputs}
+            return self.backward_maybe_with_nosync("full", arguments, last_backward=last_backward)[0]
+        torch.autograd.backward(outputs, gradients)
+        found = tuple(leaf.grad for leaf in inputs)
+        for leaf in inputs:
+            leaf.grad = None  # what is sent, or handed on, is let go of as soon as that is over
+        return found

@@ -53,6 +53,16 @@ class LayerMarks:
         return list(reversed(list(pairwise([*edges, end_ns]))))
 
 
+class _Next:
+    """What the next forward needs; apart from the module, whose attributes are slow to set."""
+
+    __slots__ = ("marks", "seeds")
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self.seeds = seeds
+        self.marks: LayerMarks | None = None
+
+
 class StageModule(nn.Module):
     """The layers ``part`` of the model, as the module of one pipeline stage.
 
@@ -74,34 +84,35 @@ class StageModule(nn.Module):
         self.hands_on = wiring.handed_on(part)
         self.batch_inputs = wiring.from_batch(part)
         self.seeder = seeder
-        self._step = 0
-        self._micro_batch = 0
-        self._marks: LayerMarks | None = None
+        # A plain list: reading ``layers`` goes through nn.Module's own look-up, which costs more than a small layer.
+        self._calls = list(zip(modules, self.takes, self.provides, strict=True))
+        self._next = _Next(seeder.seeds(0, range(1))[0])
 
-    def prepare(self, *, step: int, micro_batch: int, marks: LayerMarks | None = None) -> None:
-        """Say which micro-batch the next forward is for; with ``marks``, its layers are timed."""
-        self._step, self._micro_batch, self._marks = step, micro_batch, marks
+    def prepare(self, seeds: Sequence[int], *, marks: LayerMarks | None = None) -> None:
+        """Give the seeds of the next forward, one a layer; with ``marks``, its layers are timed."""
+        self._next.seeds, self._next.marks = seeds, marks
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run the layers on ``inputs``; ``named`` holds skip connections and inputs of the batch that layers take by name.
 
+        The process's random state is another one afterwards: the caller guards it, once for many forwards.
+
         Returns:
             What the last layer returns; where skip connections go on to later stages, a pair of that and a dict of them.
         """
-        marks = self._marks
-        last = len(self.layers) - 1
+        seeds, marks, start = self._next.seeds, self._next.marks, self.seeder.start
+        last = len(self._calls) - 1
         value: Any = inputs
-        with self.seeder.untouched():
-            for index, layer in enumerate(self.layers):
-                if marks is not None:
-                    marks.forward_ns.append(time.monotonic_ns())
-                self.seeder.seed(index, self._step, self._micro_batch)
-                taken = {name: named[name] for name in self.takes[index]}
-                value = layer(*value, **taken) if isinstance(value, tuple) else layer(value, **taken)
-                if self.provides[index]:
-                    named[self.provides[index]] = value
-                if marks is not None and index < last:
-                    marks.watch(index, value)
+        for index, (layer, takes, provides) in enumerate(self._calls):
+            if marks is not None:
+                marks.forward_ns.append(time.monotonic_ns())
+            start(seeds[index])
+            taken = {name: named[name] for name in takes} if takes else {}
+            value = layer(*value, **taken) if isinstance(value, tuple) else layer(value, **taken)
+            if provides:
+                named[provides] = value
+            if marks is not None and index < last:
+                marks.watch(index, value)
         return (value, {name: named[name] for name in self.hands_on}) if self.hands_on else value
 
     def global_state(self) -> dict[str, torch.Tensor]:

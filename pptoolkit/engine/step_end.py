@@ -22,21 +22,28 @@ class StepAgreement:
     exchange_clocks: bool = False
 
 
-def agree(*, loss: float, squared_norm: float, stop: bool, compute_s: float, exchange_clocks: bool = False) -> StepAgreement:
-    """Sum each rank's share over all ranks; blocks until all have come.
+class StepProposal:
+    """This rank's share of the agreement, on its way to the others while the rank goes on.
 
     Args:
         loss: The batch's mean loss on the last stage's rank, 0 elsewhere.
         squared_norm: Sum of squares of this rank's gradients; 0 where it is not asked for.
         stop: This rank was asked to stop after the step.
-        compute_s: Time this rank computed in the step.
+        compute_s: Time this rank computes in the step.
         exchange_clocks: This rank found that it is time to.
     """
-    total_loss, total_norm, total_stop, total_compute, total_exchange = sum_over_ranks(
-        loss, squared_norm, float(stop), compute_s, float(exchange_clocks)
-    )
-    norm = total_norm**0.5 if total_norm == total_norm else total_norm
-    return StepAgreement(total_loss, norm, total_stop > 0, total_compute, total_exchange > 0)
+
+    def __init__(self, *, loss: float, squared_norm: float, stop: bool, compute_s: float, exchange_clocks: bool) -> None:
+        # On the host and in float64: small, exact, and no device has to wait for it.
+        self._shares = torch.tensor([loss, squared_norm, float(stop), compute_s, float(exchange_clocks)], dtype=torch.float64)
+        self._work = dist.all_reduce(self._shares, async_op=True) if dist.get_world_size() > 1 else None
+
+    def agree(self) -> StepAgreement:
+        """Return the sums over all ranks; blocks until all have come."""
+        if self._work is not None:
+            self._work.wait()
+        loss, norm, stop, compute, exchange = self._shares.tolist()
+        return StepAgreement(loss, norm**0.5 if norm == norm else norm, stop > 0, compute, exchange > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,7 @@ def agree_on_batch(*, count: float, samples: int, ended: bool, too_small: bool) 
 
 
 def sum_over_ranks(*values: float) -> tuple[float, ...]:
-    """Return each value summed over all ranks: on the host and in float64, so small, exact, and no device has to wait for it."""
+    """Return each value summed over all ranks; on the host and in float64, as in :class:`StepProposal`."""
     shares = torch.tensor(values, dtype=torch.float64)
     if dist.get_world_size() > 1:
         dist.all_reduce(shares)

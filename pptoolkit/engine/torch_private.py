@@ -41,6 +41,7 @@ __all__ = [
     "TorchAction",
     "check",
     "fake_mode",
+    "profiler_listens",
     "quiet_runtime_log",
     "shapes_only",
 ]
@@ -68,6 +69,11 @@ def shapes_only() -> bool:
     from torch._guards import detect_fake_mode
 
     return detect_fake_mode() is not None
+
+
+def profiler_listens() -> bool:
+    """Return whether torch's profiler records just now."""
+    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
 
 
 def quiet_runtime_log() -> None:

@@ -1,5 +1,6 @@
 """One step of the optimizer: batches through the pipeline, one reduction over replicas, one agreement, one update."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +11,11 @@ from pptoolkit.engine import micro_batch as mb
 from pptoolkit.engine.loss import MicroBatchLoss
 from pptoolkit.engine.pipeline import Pipeline
 from pptoolkit.engine.replicas import Replicas
-from pptoolkit.engine.step_end import agree
+from pptoolkit.engine.runtime import BeforeLast
+from pptoolkit.engine.step_end import StepProposal
 from pptoolkit.engine.update import Update
 from pptoolkit.telemetry import Op
-from pptoolkit.telemetry.recorder import Recorder
+from pptoolkit.telemetry.recorder import LONG_WAIT_NS, Recorder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,7 @@ class TrainingStep:
     ) -> None:
         self.pipeline, self.replicas, self.update = pipeline, replicas, update
         self._loss, self._recorder, self._accumulation = loss, recorder, accumulation
+        self._last_wait_ns = 0
         self.watch_gradients: Callable[[], None] | None = None  # called when the step's gradients are complete, before clipping
 
     @property
@@ -84,19 +87,29 @@ class TrainingStep:
         rate = self.update.learning_rate
         with recorder.span(Op.REDUCE):
             self.replicas.gather()
+        proposal: StepProposal | None = None
+
+        def propose(loss: float, compute_s: float, squared_norm: float = 0.0) -> None:
+            nonlocal proposal
+            proposal = StepProposal(loss=loss, squared_norm=squared_norm, stop=stop(), compute_s=compute_s, exchange_clocks=exchange_clocks)
+
+        # Without a norm of the finished gradients there is nothing to wait for: the ranks agree during their last action.
+        # On a GPU, reading the loss there would hold up the host.
+        early = propose if not self.update.needs_norm and self.pipeline.device.type == "cpu" else None
         with recorder.span(Op.SCHEDULE):
-            share = self._accumulate(inputs, targets, step=step, total=total, sampled=sampled)
+            share, compute_s = self._accumulate(inputs, targets, step=step, total=total, sampled=sampled, before_last=early)
         with recorder.span(Op.REDUCE):
             self.replicas.reduce()
             if self.watch_gradients is not None:
                 self.watch_gradients()
-            agreed = agree(
-                loss=share,
-                squared_norm=self.update.squared_norm(),
-                stop=stop(),
-                compute_s=self._compute_s,
-                exchange_clocks=exchange_clocks,
-            )
+            if proposal is None:
+                propose(share, compute_s, self.update.squared_norm())
+            assert proposal is not None
+            if self._last_wait_ns > LONG_WAIT_NS:
+                recorder.bubbles.announce()
+            before_ns = time.monotonic_ns()
+            agreed = proposal.agree()
+            self._last_wait_ns = time.monotonic_ns() - before_ns
         with recorder.span(Op.OPTIMIZER):
             before = self.update.skipped_steps
             norm = self.update.apply(agreed.gradient_norm, step=step)
@@ -110,14 +123,22 @@ class TrainingStep:
             exchange_clocks=agreed.exchange_clocks,
         )
 
-    def _accumulate(self, inputs: Any, targets: Any, *, step: int, total: float, sampled: int) -> float:
-        """Run all batches of the step; return this rank's share of the loss."""
+    def _accumulate(
+        self, inputs: Any, targets: Any, *, step: int, total: float, sampled: int, before_last: BeforeLast | None
+    ) -> tuple[float, float]:
+        """Run all batches of the step; return this rank's share of the loss, and the seconds that it computed."""
         pipeline, count = self.pipeline, self.pipeline.schedule.micro_batches
         factor = self.update.scale.factor * self.replicas.loss_factor
-        share, self._compute_s = 0.0, 0.0
+        share, compute_s = 0.0, 0.0
+
+        def tell(loss: float, so_far_s: float) -> None:
+            if before_last is not None:
+                before_last((share + loss) / factor, compute_s + so_far_s)
+
         parts = zip(mb.split(inputs, self._accumulation), mb.split(targets, self._accumulation), strict=True)
         for index, (part, wanted) in enumerate(parts):
             weights = self.shares(part, wanted, count=count, total=total)
+            last = index + 1 == self._accumulation
             share += pipeline.train_step(
                 part,
                 wanted,
@@ -125,16 +146,18 @@ class TrainingStep:
                 sampled=sampled if index == 0 else -1,
                 weights=[w * factor for w in weights],
                 first_micro_batch=index * count,
-                accumulates=index + 1 < self._accumulation,
+                accumulates=not last,
+                before_last=tell if last and before_last is not None else None,
             )
-            self._compute_s += pipeline.compute_s
-        return share / factor
+            compute_s += pipeline.compute_s
+        return share / factor, compute_s
 
     def shares(self, inputs: Any, targets: Any, *, count: int, total: float) -> list[float]:
         """Return the share of the whole batch that each micro-batch counts for; nothing to count at all gives zeros."""
         # Targets may have no samples of their own to go by; inputs always do.
-        parts = mb.split(inputs if self._loss.counts_samples else targets, count)
-        return [self._loss.count(part) / total if total else 0.0 for part in parts]
+        samples = self._loss.counts_samples
+        counts = mb.sizes(inputs, count) if samples else [self._loss.count(part) for part in mb.split(targets, count)]
+        return [counted / total if total else 0.0 for counted in counts]
 
     @torch.no_grad()
     def evaluate(self, inputs: Any, targets: Any, *, step: int) -> float:

@@ -1,4 +1,4 @@
-"""A daemon thread that does one thing every so often, and survives whatever that thing throws."""
+"""A daemon thread that does one thing every so often, best while training waits, and survives whatever that thing throws."""
 
 import threading
 import time
@@ -7,17 +7,52 @@ from collections.abc import Callable
 from pptoolkit.telemetry.drops import Drops, log
 
 
+class Bubbles:
+    """The moments in which the training thread is about to wait for other ranks, for those who would rather work then."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._number = 0
+        self._awaited = 0
+
+    def announce(self) -> None:
+        """Say that a wait begins; called by the training thread, for which it is next to nothing while nobody waits for it."""
+        if self._awaited:
+            self.interrupt()
+
+    def interrupt(self) -> None:
+        """Wake everybody up."""
+        with self._changed:
+            self._number += 1
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float, *, unless: Callable[[], bool]) -> None:
+        """Return at the next bubble, but after ``timeout_s`` at the latest, and as soon as ``unless`` says so."""
+        with self._changed:
+            self._awaited += 1
+            number = self._number
+            try:
+                self._changed.wait_for(lambda: self._number > number or unless(), timeout_s)
+            finally:
+                self._awaited -= 1
+
+
 class Periodic:
     """Calls ``work`` every ``interval_s`` until stopped, and once more then.
+
+    Python runs one thread at a time, so what this thread does while the training thread has work to do is time lost for
+    training. Work that is due is therefore left for the next bubble, for an interval at most.
 
     Args:
         name: Name of the thread, and of the work in warnings.
         work: May raise; it is called again all the same.
         drops: Where a failure is reported, once.
+        bubbles: Tells when the training thread is about to wait.
     """
 
-    def __init__(self, name: str, work: Callable[[], None], *, interval_s: float, drops: Drops) -> None:
+    def __init__(self, name: str, work: Callable[[], None], *, interval_s: float, drops: Drops, bubbles: Bubbles | None = None) -> None:
         self._name, self._work, self._interval_s, self._drops = name, work, interval_s, drops
+        self._bubbles = bubbles if bubbles is not None else Bubbles()
         self._changed = threading.Condition()
         self._rounds_asked = self._rounds_done = 0
         self._stopping = False
@@ -32,6 +67,7 @@ class Periodic:
             self._rounds_asked += 1
             asked = self._rounds_asked
             self._changed.notify_all()
+            self._bubbles.interrupt()
             return self._changed.wait_for(lambda: self._rounds_done >= asked, timeout_s)
 
     def stop(self, *, timeout_s: float = 3.0) -> bool:
@@ -39,6 +75,7 @@ class Periodic:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
+            self._bubbles.interrupt()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -47,7 +84,9 @@ class Periodic:
         due = time.monotonic()
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._stopping or self._rounds_asked > self._rounds_done, max(0.0, due - time.monotonic()))
+                self._changed.wait_for(self._hurries, max(0.0, due - time.monotonic()))
+            self._bubbles.wait(self._interval_s, unless=self._hurries)
+            with self._changed:
                 asked, last = self._rounds_asked, self._stopping
             try:
                 self._work()
@@ -60,3 +99,6 @@ class Periodic:
             if last:
                 return
             due = max(due + self._interval_s, time.monotonic())
+
+    def _hurries(self) -> bool:
+        return self._stopping or self._rounds_asked > self._rounds_done

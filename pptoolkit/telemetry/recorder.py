@@ -7,6 +7,10 @@ import time
 from types import TracebackType
 
 from pptoolkit.telemetry.events import Flag, Op
+from pptoolkit.telemetry.periodic import Bubbles
+
+LONG_WAIT_NS = 3_000_000
+"""A wait that took this long in the step before is worth telling ``bubbles`` of: telemetry's threads need a millisecond or two."""
 
 _FIRST_USE = int(Flag.FIRST_USE)
 _STEP = int(Op.STEP)
@@ -22,6 +26,7 @@ class Recorder:
         step: The current step; -1 before the first.
         first_micro_batch: Added to the index of every micro-batch: under gradient accumulation a step has several batches.
         in_flight: ``(op, stage, micro_batch, start_ns)`` of the op that runs, or None. A plain attribute: assign it in a hot loop.
+        bubbles: Told of long waits, so that telemetry works while this rank has nothing else to do.
         overflowed: Events dropped because the buffer was full.
         last_step_ns: Duration of the last step that ended; 0 before.
     """
@@ -33,6 +38,7 @@ class Recorder:
         "_rows",
         "_step_start_ns",
         "_steps_seen",
+        "bubbles",
         "first_micro_batch",
         "in_flight",
         "last_step_ns",
@@ -51,7 +57,8 @@ class Recorder:
         self._step_start_ns = 0
         self.step = -1
         self.first_micro_batch = 0
-        self.in_flight: tuple[Op, int, int, int] | None = None
+        self.in_flight: tuple[int, int, int, int] | None = None
+        self.bubbles = Bubbles()
         self.overflowed = 0
         self.last_step_ns = 0
 

@@ -6,6 +6,7 @@ Nothing here raises into training. What fails is said once and counted; the rest
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -157,9 +158,10 @@ class RankTelemetry(Telemetry):
         )
         self._endpoint = self._start_endpoint(settings)
         self.metrics_url = f"{self._endpoint.url}/metrics" if self._endpoint is not None else None
-        self._drainer = Periodic("drain", self._drain.run, interval_s=settings.flush_s, drops=self.drops)
-        self._pulse = Periodic("heartbeat", self._beat, interval_s=settings.heartbeat_s, drops=self.drops)
-        self._sampler = Periodic("hardware sampler", self._sample_hardware, interval_s=settings.hardware_s, drops=self.drops)
+        shared: dict[str, Any] = {"drops": self.drops, "bubbles": self.recorder.bubbles}
+        self._drainer = Periodic("drain", self._drain.run, interval_s=settings.flush_s, **shared)
+        self._pulse = Periodic("heartbeat", self._beat, interval_s=settings.heartbeat_s, **shared)
+        self._sampler = Periodic("hardware sampler", self._sample_hardware, interval_s=settings.hardware_s, **shared)
         for thread in (self._drainer, self._pulse, self._sampler):
             thread.start()
 

@@ -42,6 +42,7 @@ def run_ops(clock: EventClock, stream: Stream, lengths_ms: list[float]) -> None:
         stream.now_ms += 1.0  # idle
         clock.mark()
         stream.now_ms += length
+        clock.mark_end()
         clock.record(Op.FORWARD, 2, m, -1, 0, 1, 0, 77, 1)
 
 
@@ -51,6 +52,7 @@ def test_on_the_cpu_the_recorder_itself_is_called() -> None:
     assert isinstance(clock, HostClock)
     assert clock.record == recorder.record
     clock.mark()
+    clock.mark_end()
     clock.record(Op.FORWARD, 0, 1, -1, 10, 20)
     assert clock.resolve() == 0
     assert [event[3:7] for event in recorder.take(9)] == [(Op.FORWARD, -1, 10, 20)]
@@ -105,6 +107,7 @@ def test_a_kernel_is_timed_on_its_stream_and_not_when_it_was_queued() -> None:
     for _ in range(20):
         x = x @ x / 64
     queued = time.monotonic_ns() - queued
+    clock.mark_end()
     clock.record(Op.FORWARD, 0, 0, -1, 0, 0)
     clock.resolve()
     (event,) = recorder.take(9)
