@@ -27,7 +27,7 @@ class TelemetrySettings:
         tls_key: Its private key (PEM file).
         tls_client_ca: Only clients with a certificate of this CA (PEM file) are let in.
         token: Only clients that send this bearer token are let in. Never written to the run directory.
-        flush_s: Longest time that an event waits before it is written.
+        flush_s: How long an event waits for the next bubble; without one, it is written twice that time after it happened.
         segment_bytes: An event file that has grown past this is followed by the next one.
         max_bytes: Bound of all event files of the run, an equal share for each rank: past it, a rank's oldest files are removed,
             and the events in them counted. None: no bound.
