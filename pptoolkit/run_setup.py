@@ -149,7 +149,7 @@ class RunSetup:
             schedule=self.plan.schedule,
             micro_batches=self.plan.micro_batches,
             accumulation=self._accumulation,
-            schedule_bubble_ratio=schedule_bubble_ratio(self.schedule),
+            schedule_bubble_ratio=schedule_bubble_ratio(self.schedule.repeated(self._accumulation)),
             parent=Path(origin.run).name if origin is not None else None,
             versions={
                 "python": platform.python_version(),
