@@ -1,12 +1,16 @@
 """The steps of a run simulated one by one, each with what its own ops took: what is left of the difference is the simulator's.
 
 :class:`~pptoolkit.planner.predict.Predictor` replays a run from medians, because that is what a plan which nobody has run can be predicted
-from; an op that was late once is then nowhere. Here every F, B, I and W takes as long as it did in that very step, a message travels as
-long as its receive blocked for it, and what a rank did before and after its actions is that step's. Who waits for whom, and for how long,
-is never taken over: it follows from the schedule.
+from; an op that was late once is then nowhere. Here everything takes as long as it did in that very step:
+
+    F1 [host]  recv ~~~~~~~~~~ [host] F2 [host]         F, B, I, W and the host's time around them, as measured
+                  waits      ^                          waiting: never taken over, it follows from the schedule
+    other rank      F1 [host] | message                 from its op's end until it was there, less what it waited for its receiver
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -70,31 +74,66 @@ def simulate_own_times(steady: SteadySteps, measured: MeasuredStep) -> OwnTimes:
 
 def _costs(base: Costs, program: Program, ops: pd.DataFrame, sent: pd.DataFrame, spans: pd.DataFrame) -> Costs:
     """Return the costs of one step of one replica; what it does not tell is as in all of them."""
-    columns = (ops[name].tolist() for name in ("stage", "op", "micro_batch", "start_ns", "end_ns"))
-    overrides = {Action(stage, _KINDS[op], m): (end - start) / 1e9 for stage, op, m, start, end in zip(*columns, strict=True)}
+    received = {
+        (stage, peer, m): (start, end)
+        for stage, peer, m, start, end, blocked in _rows(
+            sent, "dst_stage", "src_stage", "micro_batch", "recv_start_ns", "recv_end_ns", "blocked"
+        )
+        if blocked
+    }
+    op_s: dict[Action, float] = {}
+    overhead_s: dict[Action, float] = {}
+    ended_ns: dict[Action, int] = {}
+    trailing_s: list[float] = []
+    for (rank, _), first_ns, last_ns in zip(spans.index, spans["first_ns"].tolist(), spans["last_ns"].tolist(), strict=True):
+        now = first_ns
+        mine = ops[ops["rank"] == rank].sort_values("start_ns")
+        for stage, op, m, start, end in _rows(mine, "stage", "op", "micro_batch", "start_ns", "end_ns"):
+            action = Action(stage, _KINDS[op], m)
+            source = stage - 1 if action.kind is ActionKind.FORWARD else stage + 1
+            waits = action.kind is not ActionKind.BACKWARD_WEIGHT and (stage, source, m) in received
+            begun, over = received[stage, source, m] if waits else (start, start)
+            overhead_s[action] = max(0, begun - now) / 1e9
+            op_s[action] = (end - over) / 1e9  # from when its input was there
+            ended_ns[action] = now = end
+        trailing_s.append(max(0.0, (last_ns - now) / 1e9))
     before = spans["before_s"] - spans["reduce_before_s"] + spans["reduce_before_s"].min()
-    after = spans["after_s"] - spans["reduce_after_s"] - spans["send_wait_after_s"] + spans["reduce_after_s"].min()
+    if base.joined_end:  # ranks that end a step together still begin the next one some time apart
+        before = before.clip(lower=0.0) + (spans["start_ns"] - spans["start_ns"].min()) / 1e9
+    after = spans["after_s"] - spans["reduce_after_s"] - spans["send_wait_after_s"] + spans["reduce_after_s"].min() + trailing_s
     return replace(
         base,
-        overrides=overrides,
-        transfer_overrides=_transfers(base, program, sent),
-        action_overhead_s=max(0.0, float((spans["idle_inside_s"] / spans["actions"]).mean())),
+        overrides=op_s,
+        overhead_overrides=overhead_s,
+        transfer_overrides=_transfers(base, program, sent, ended_ns),
+        send_s=0.0,  # it is part of the host's time
         before_s=dict(enumerate(before.clip(lower=0.0).tolist())),
         after_s=dict(enumerate(after.clip(lower=0.0).tolist())),
     )
 
 
-def _transfers(base: Costs, program: Program, sent: pd.DataFrame) -> dict[Action, float]:
-    """Return how long messages travelled whose receive waited for them; of the others nothing is known."""
+def _transfers(base: Costs, program: Program, sent: pd.DataFrame, ended_ns: Mapping[Action, int]) -> dict[Action, float]:
+    """Return how long messages were under way from the end of the action that made them, without waiting for their receiver.
+
+    Of one that nobody waited for it is known that it took no longer than until it was asked for; it is taken to be as usual.
+    """
     makers = {
         (action.stage, destination, action.micro_batch): action
         for action, destination in zip(program.actions, program.destinations, strict=True)
         if destination >= 0
     }
-    blocked = sent[sent["blocked"]]
-    columns = (blocked[name].tolist() for name in ("src_stage", "dst_stage", "micro_batch", "transfer_s"))
-    return {
-        makers[source, destination, m]: max(0.0, seconds - base.send_s)
-        for source, destination, m, seconds in zip(*columns, strict=True)
-        if (source, destination, m) in makers
-    }
+    found = {}
+    columns = ("src_stage", "dst_stage", "micro_batch", "send_start_ns", "recv_start_ns", "transfer_s", "blocked")
+    for source, destination, m, sent_ns, asked_ns, transfer_s, blocked in _rows(sent, *columns):
+        action = makers.get((source, destination, m))
+        if action is None or action not in ended_ns:
+            continue
+        host_s = max(0, sent_ns - ended_ns[action]) / 1e9
+        usual_s = base.transfer_s.get((source, destination), 0.0) + base.send_s
+        seconds = transfer_s if blocked else min(usual_s, max(0, asked_ns - sent_ns) / 1e9)
+        found[action] = host_s + max(0.0, seconds)
+    return found
+
+
+def _rows(frame: pd.DataFrame, *columns: str) -> Iterator[tuple[Any, ...]]:
+    return zip(*(frame[name].tolist() for name in columns), strict=True)
