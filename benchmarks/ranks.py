@@ -119,13 +119,15 @@ class Ranks:
         return "no rank wrote anything"
 
 
-def run_ranks(program: str, arguments: Sequence[str], *, ranks: int, folder: Path, limit_s: float) -> None:
+def run_ranks(
+    program: str, arguments: Sequence[str], *, ranks: int, folder: Path, limit_s: float, environment: dict[str, str] | None = None
+) -> None:
     """Start a job, wait for its end, and leave no process behind.
 
     Raises:
         TrainingError: If a rank fails, or the job takes longer than ``limit_s``.
     """
-    job = Ranks(program, arguments, ranks=ranks, folder=folder)
+    job = Ranks(program, arguments, ranks=ranks, folder=folder, environment=environment)
     try:
         job.wait(limit_s=limit_s)
     finally:

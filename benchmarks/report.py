@@ -36,6 +36,13 @@ def at_most(name: str, estimate: Estimate, unit: str, *, goal: float) -> Result:
     return Result(name=name, value=estimate.value, low=estimate.low, high=estimate.high, unit=unit, goal=text, holds=estimate.high <= goal)
 
 
+def within(name: str, estimate: Estimate, unit: str, *, goal: float) -> Result:
+    """Return a result whose whole interval must lie between ``-goal`` and ``goal``."""
+    text = f"within +-{goal:g}{f' {unit}' if unit else ''}"
+    holds = -goal <= estimate.low and estimate.high <= goal
+    return Result(name=name, value=estimate.value, low=estimate.low, high=estimate.high, unit=unit, goal=text, holds=holds)
+
+
 def argument_parser(description: str) -> argparse.ArgumentParser:
     """Return a parser with the options of every benchmark."""
     parser = argparse.ArgumentParser(description=description.strip().splitlines()[0])

@@ -109,7 +109,8 @@ def _equalised(costs: Costs, schedule: Schedule) -> Costs:
 def _prepared(measured: MeasuredStep, scenario: Scenario) -> tuple[Schedule, Costs]:
     plan = measured.plan.evolve(cuts=scenario.cuts, schedule=scenario.schedule, micro_batches=scenario.micro_batches)
     plan.check(len(measured.layers.layers))
-    schedule = build_schedule(scenario.schedule, ranks=measured.ranks, micro_batches=scenario.micro_batches, stages=plan.stages)
+    once = build_schedule(scenario.schedule, ranks=measured.ranks, micro_batches=scenario.micro_batches, stages=plan.stages)
+    schedule = measured.run_in_a_step(once)
     costs = measured.costs_under(plan, schedule)
     slow = set(schedule.stages_of(scenario.slow_rank)) if scenario.slow_rank is not None else set()
     op_s = {(stage, kind): s * (scenario.slow_factor if stage in slow else 1.0) for (stage, kind), s in costs.op_s.items()}

@@ -111,9 +111,16 @@ class RunSetup:
         """Say that training begins."""
         run.update_info(status=RunStatus.RUNNING.value, message="", steps=steps, batch_size=batch_size, tokens_per_sample=tokens_per_sample)
 
-    def add_layer_facts(self, run: RunDirectory, facts: Sequence[dict[str, Any]]) -> None:
-        """Add parameters and bytes of every layer, in model order."""
-        run.update_info(layer_facts=[{k: v for k, v in fact.items() if k != "index"} for fact in facts])
+    def share_layer_facts(self, run: RunDirectory, own: Sequence[dict[str, Any]]) -> None:
+        """Gather what each rank knows of its layers, and write parameters and bytes of every layer, in model order.
+
+        Every rank calls it together.
+        """
+        gathered: list[Any] = [None] * self._ranks
+        dist.all_gather_object(gathered, list(own))
+        if self.keeper:
+            facts = {fact["index"]: fact for each in gathered for fact in each}  # of several replicas, one
+            run.update_info(layer_facts=[{k: v for k, v in facts[index].items() if k != "index"} for index in sorted(facts)])
 
     def end(self, run: RunDirectory, status: RunStatus, message: str = "") -> None:
         """Say how the run ended."""
@@ -149,7 +156,7 @@ class RunSetup:
             schedule=self.plan.schedule,
             micro_batches=self.plan.micro_batches,
             accumulation=self._accumulation,
-            schedule_bubble_ratio=schedule_bubble_ratio(self.schedule),
+            schedule_bubble_ratio=schedule_bubble_ratio(self.schedule.repeated(self._accumulation)),
             parent=Path(origin.run).name if origin is not None else None,
             versions={
                 "python": platform.python_version(),

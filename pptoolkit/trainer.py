@@ -9,13 +9,13 @@ from types import TracebackType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from pptoolkit.data.order import batches
 from pptoolkit.engine import micro_batch as mb
 from pptoolkit.engine.assembly import assemble
-from pptoolkit.engine.clocks import ClockExchange, LinkProbe, probe_links
+from pptoolkit.engine.clocks import LinkProbe
+from pptoolkit.engine.evaluation import mean_loss
 from pptoolkit.engine.garbage import long_lived_objects_spared
 from pptoolkit.engine.layers import Layer, as_layers
 from pptoolkit.engine.loader import BatchSource, BatchStream, open_source
@@ -24,7 +24,8 @@ from pptoolkit.engine.mesh import Mesh
 from pptoolkit.engine.optimisation import Optimisation, OptimizerFactory
 from pptoolkit.engine.process_group import World, join, leave
 from pptoolkit.engine.runtime import LossFunction
-from pptoolkit.engine.step_end import BatchAgreement, StopRequest, agree_on_batch, sum_over_ranks
+from pptoolkit.engine.step_end import BatchAgreement, StopRequest, agree_on_batch
+from pptoolkit.engine.survey import Survey
 from pptoolkit.engine.training_step import StepOutcome
 from pptoolkit.errors import DataError
 from pptoolkit.failure import RankFailure, Termination, write_failure
@@ -105,7 +106,7 @@ class Trainer:
         self.run = self._setup.open(run, rank=self.world.rank)
         settings = (telemetry or TelemetrySettings()).reachable_at(self.world.address)
         self.telemetry = Telemetry.start(settings, self.run, RankLayout.from_info(self.run.read_info(), self.world.rank))
-        self._clocks = ClockExchange(interval_s=settings.clocks_s)
+        self._survey = Survey(self.telemetry, interval_s=settings.clocks_s)
         try:
             self._setup.share_endpoints(self.run, self.telemetry)
             recording = self.telemetry.recorder.enabled
@@ -122,7 +123,7 @@ class Trainer:
                 resident_bytes=ResidentMemory().read if recording else lambda: 0,
             )
             self.pipeline = self._training.pipeline
-            self._measure_links(link_probe or LinkProbe())
+            self._survey.begin([self.mesh.ranks[rank] for rank in self._setup.schedule.stage_to_rank], link_probe or LinkProbe())
         except BaseException as error:
             self._fail(error)
             raise
@@ -176,23 +177,8 @@ class Trainer:
             batches: How many batches to take; None: all, the last one maybe smaller.
         """
         source = BatchSource(dataset, batch_size=batch_size, micro_batches=1, replica=self.mesh.replica, replicas=self.mesh.replicas)
-        samples = source.samples if batches is None else min(batches * batch_size, source.samples)
-        training = self._training
-        loss = count = 0.0
         with self.telemetry.recorder.span(Op.EVAL):
-            training.replicas.gather()
-            try:
-                for step, start in enumerate(range(0, samples, batch_size)):
-                    part = source.part(range(start, min(start + batch_size, samples)))
-                    if not len(part):
-                        continue  # a last batch of fewer samples than replicas
-                    inputs, targets = source.batch(part)
-                    loss += training.evaluate(inputs, targets, step=step)
-                    count += training.count(targets) if self.pipeline.owns_last else 0.0
-            finally:
-                training.replicas.scatter()
-            total_loss, total_count = sum_over_ranks(loss, count)
-        return total_loss / total_count if total_count else float("nan")
+            return mean_loss(self._training, source, batches=batches)
 
     def close(self) -> None:
         """End telemetry and, if we made it, the process group; called at exit where nobody does it before."""
@@ -232,14 +218,13 @@ class Trainer:
                 bubble = max(0.0, 1 - outcome.compute_s / (self.world.ranks * step_s))
                 progress.step(loss=loss, step_time_s=step_s, samples=agreed.samples, bubble_ratio=bubble)
                 if self.step == first:
-                    self._share_layer_facts()
+                    self._setup.share_layer_facts(self.run, [asdict(fact) for fact in self.pipeline.layer_facts()])
                 self.step += 1
                 if outcome.exchange_clocks:
-                    self._add_clock()
+                    self._survey.read_clocks()
             if ended:
                 progress.say(ended)
-        if self._clocks.needed:
-            self._add_clock()  # so that drift is known up to the last step
+        self._survey.end()
         early = stopped and self.step < steps
         self._status = RunStatus.STOPPED if early else RunStatus.FINISHED
         message = f"stopped by Ctrl-C after step {self.step} of {steps}" if early else ended
@@ -279,8 +264,7 @@ class Trainer:
 
     def _one_step(self, batch: tuple[Any, Any], agreed: BatchAgreement, stop: Callable[[], bool]) -> StepOutcome:
         sampled = self.step % self.plan.micro_batches if self._sample_every and self.step % self._sample_every == 0 else -1
-        exchange = self.telemetry.recorder.enabled and self._clocks.due
-        return self._training.run(*batch, step=self.step, total=agreed.total, sampled=sampled, stop=stop, exchange_clocks=exchange)
+        return self._training.run(*batch, step=self.step, total=agreed.total, sampled=sampled, stop=stop, exchange_clocks=self._survey.due)
 
     def _tell(self, source: BatchSource | BatchStream, batch: tuple[Any, Any], outcome: StepOutcome) -> None:
         # One rank of each replica counts its samples, so that sums over ranks are right.
@@ -295,27 +279,6 @@ class Trainer:
                 learning_rate=outcome.learning_rate,
             )
         )
-
-    def _measure_links(self, probe: LinkProbe) -> None:
-        if not self.telemetry.recorder.enabled:
-            return
-        self._add_clock()
-        for found in probe_links([self.mesh.ranks[rank] for rank in self._setup.schedule.stage_to_rank], probe):
-            end_ns = found.start_ns + found.one_way_ns
-            self.telemetry.add_probe(stage=found.stage, peer=found.peer_stage, start_ns=found.start_ns, end_ns=end_ns, bytes=found.bytes)
-
-    def _add_clock(self) -> None:
-        clock = self._clocks.measure()
-        self.telemetry.add_clock(clock.offset_ns, clock.uncertainty_ns, local_ns=clock.local_ns)
-
-    def _share_layer_facts(self) -> None:
-        """Gather what each rank knows of its layers, for run.json; once, after the shapes are known."""
-        gathered: list[Any] = [None] * self.world.ranks
-        dist.all_gather_object(gathered, [asdict(fact) for fact in self.pipeline.layer_facts()])
-        if self._setup.keeper:
-            # Of several replicas, one.
-            facts = {fact["index"]: fact for facts in gathered for fact in facts}
-            self._setup.add_layer_facts(self.run, [facts[index] for index in sorted(facts)])
 
     def _fail(self, error: BaseException) -> None:
         failure = RankFailure.of(error, rank=self.world.rank)

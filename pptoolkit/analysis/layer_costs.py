@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pandas as pd
 
 from pptoolkit.analysis.grouping import duration_s, groups_of
 from pptoolkit.analysis.statistics import Interval, interval_of
@@ -17,7 +18,8 @@ from pptoolkit.telemetry.run_info import RunInfo
 
 _NOTHING = Interval(median=0.0, low=0.0, high=0.0, samples=0)
 FORWARD_OPS = (int(Op.FORWARD),)
-BACKWARD_OPS = (int(Op.BACKWARD), int(Op.BACKWARD_INPUT), int(Op.BACKWARD_WEIGHT))
+_PARTS = (int(Op.BACKWARD_INPUT), int(Op.BACKWARD_WEIGHT))
+BACKWARD_OPS = (int(Op.BACKWARD), *_PARTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,18 +76,33 @@ class LayerCosts:
 def stage_op_medians(steady: SteadySteps, codes: tuple[int, ...]) -> dict[int, float]:
     """Return the median seconds of a micro-batch's pass in each stage, from the ops whose layers were not timed.
 
-    Where I and W are separate ops their medians are added. A stage all of whose ops had their layers timed is taken as it is.
+    A stage all of whose ops had their layers timed is taken as it is.
 
     Args:
         steady: The usable steps.
         codes: Op codes that together make the pass, e.g. :data:`BACKWARD_OPS`.
     """
-    ops = steady.events[steady.events["op"].isin(codes)]
     medians: dict[int, float] = {}
-    for (stage, _), rows in groups_of(ops, "stage", "op"):
+    for (stage,), rows in groups_of(_passes(steady, codes), "stage"):
         unmarked = rows[(rows["flags"] & int(Flag.SAMPLED)) == 0]
-        medians[stage] = medians.get(stage, 0.0) + float(duration_s(unmarked if len(unmarked) else rows).median())
+        medians[stage] = float((unmarked if len(unmarked) else rows)["seconds"].median())
     return medians
+
+
+def _passes(steady: SteadySteps, codes: tuple[int, ...]) -> pd.DataFrame:
+    """Return one row per rank, step and micro-batch: stage, step, flags, seconds; I and W of one backward are one pass."""
+    ops = steady.events[steady.events["op"].isin(codes)]
+    rows = ops[["rank", "step", "stage", "micro_batch", "flags"]].assign(seconds=duration_s(ops))
+    apart = ops["op"].isin(_PARTS)
+    if not apart.any():
+        return rows
+    # A schedule may split some of its backwards and run the others whole.
+    joined = (
+        rows[apart]
+        .groupby(["rank", "step", "stage", "micro_batch"], as_index=False)
+        .agg(flags=("flags", "max"), seconds=("seconds", "sum"))
+    )
+    return pd.concat([rows[~apart], joined], ignore_index=True)
 
 
 def mean_over_median(steady: SteadySteps) -> float:
@@ -97,9 +114,8 @@ def mean_over_median(steady: SteadySteps) -> float:
     """
     means = medians = 0.0
     for codes in (FORWARD_OPS, BACKWARD_OPS):
-        ops = steady.events[steady.events["op"].isin(codes)]
-        for _, rows in groups_of(ops, "stage", "op"):
-            means += float(duration_s(rows).groupby(rows["step"]).mean().median())
+        for _, rows in groups_of(_passes(steady, codes), "stage"):
+            means += float(rows.groupby("step")["seconds"].mean().median())
         medians += sum(stage_op_medians(steady, codes).values())
     return means / medians if medians > 0 else 1.0
 

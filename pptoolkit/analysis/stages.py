@@ -73,12 +73,13 @@ class StageRow:
 
 
 def schedule_of(info: RunInfo) -> Schedule | None:
-    """Return the schedule that the run executes, or None where this release cannot build it."""
+    """Return what the run executes in a step, every pass of an accumulation, or None where this release cannot build it."""
     try:
         ranks = max(info.stage_to_rank) + 1
-        return build_schedule(info.schedule, ranks=ranks, micro_batches=info.micro_batches, stages=info.stages)
+        once = build_schedule(info.schedule, ranks=ranks, micro_batches=info.micro_batches, stages=info.stages)
     except PPToolkitError:
         return None
+    return once.repeated(info.accumulation)
 
 
 def stage_table(steady: SteadySteps, info: RunInfo) -> tuple[StageRow, ...]:

@@ -16,7 +16,6 @@ from pptoolkit.engine.precision import check_precision, compute_in, compute_type
 from pptoolkit.engine.recompute import recompute_layer
 from pptoolkit.engine.replicas import Replicas, ShardedReplicas, WholeReplicas
 from pptoolkit.engine.runtime import LossFunction
-from pptoolkit.engine.step_end import sum_over_ranks
 from pptoolkit.engine.training_step import TrainingStep
 from pptoolkit.engine.update import Update
 from pptoolkit.errors import ConfigError
@@ -70,7 +69,6 @@ def assemble(
     _change_layers(pipeline, plan, settings)
     for module in modules:
         compute_in(precision, module, device)
-    _check_sharding(pipeline, mesh, settings)
     replicas = _replicas(pipeline, mesh, settings)
     update = Update(pipeline.named_parameters(), optimizer, settings, replicas)
     return TrainingStep(pipeline, loss=step_loss, replicas=replicas, update=update, recorder=recorder, accumulation=settings.accumulation)
@@ -105,15 +103,6 @@ def _check_settings(pipeline: Pipeline, settings: Optimisation) -> None:
     check_patterns("recompute", settings.recompute, layers)
     for group in settings.groups:
         check_patterns("groups", group.patterns, parameters)
-
-
-def _check_sharding(pipeline: Pipeline, mesh: Mesh, settings: Optimisation) -> None:
-    """Refuse, on every rank at once, what fully_shard does not do in one layer: parameters that train beside some that do not."""
-    if settings.replication is not Replication.FSDP or mesh.replicas == 1:
-        return
-    (frozen,) = sum_over_ranks(float(sum(not p.requires_grad for p in pipeline.parameters())))
-    if frozen:
-        raise ConfigError("replication='fsdp' is not offered together with frozen parameters; use replication='ddp'")
 
 
 def _names_everywhere(own: Mapping[str, object]) -> list[str]:

@@ -125,7 +125,7 @@ class ShardedReplicas:
     """Each replica keeps a shard of every parameter, gradient and optimizer state: torch's ``fully_shard``, layer by layer.
 
     Parameters are whole from a step's first forward to its last backward: one gather and one reduction per step, however
-    many micro-batches there are.
+    many micro-batches there are. Frozen ones are sharded and gathered with the others of their layer, and left out of the reduction.
     """
 
     def __init__(self, mesh: Mesh, stage_modules: Sequence[Any], stages: Sequence[Any]) -> None:

@@ -44,6 +44,21 @@ class _Sleep(torch.autograd.Function):
         return gradient, None, None
 
 
+class _SleepForWeight(torch.autograd.Function):
+    """Identity of a parameter that sleeps when its gradient is computed."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, weight_s: float) -> Tensor:
+        ctx.weight_s = weight_s
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        if _is_real(gradient):
+            sleep_precisely(ctx.weight_s)
+        return gradient, None
+
+
 class SleepingLayer(nn.Module):
     """``tanh(W x + b)``, (B, width) to (B, width), that takes ``forward_s`` and ``backward_s`` seconds.
 
@@ -55,41 +70,59 @@ class SleepingLayer(nn.Module):
         width: Width of input and output.
         forward_s: Seconds to sleep in each forward.
         backward_s: Seconds to sleep in each backward.
+        weight_s: How many of these belong to the gradient of the weights: where a schedule runs the backward in two parts, they are
+            slept in the weight part, and the others in the input part. A frozen layer does not sleep them.
         dtype: Of the parameters; None: torch's default.
     """
 
-    def __init__(self, width: int, forward_s: float, backward_s: float, *, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, width: int, forward_s: float, backward_s: float, *, weight_s: float = 0.0, dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        self.forward_s, self.backward_s = forward_s, backward_s
+        self.forward_s, self.backward_s, self.weight_s = forward_s, backward_s, weight_s
         self.linear = nn.Linear(width, width, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        output = torch.tanh(self.linear(x))
+        weight = self.linear.weight
+        if self.weight_s:
+            weight = _SleepForWeight.apply(weight, self.weight_s)  # type: ignore[no-untyped-call]
+        output = torch.tanh(nn.functional.linear(x, weight, self.linear.bias))
         # After the arithmetic: this output needs a gradient even where the input does not, as in the first layer.
-        return cast(Tensor, _Sleep.apply(output, self.forward_s, self.backward_s))  # type: ignore[no-untyped-call]
+        return cast(Tensor, _Sleep.apply(output, self.forward_s, self.backward_s - self.weight_s))  # type: ignore[no-untyped-call]
 
 
 def sleeping_layers(
-    forward_s: Sequence[float], backward_s: Sequence[float], *, width: int = 8, dtype: torch.dtype | None = None
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    *,
+    weight_s: Sequence[float] | None = None,
+    width: int = 8,
+    dtype: torch.dtype | None = None,
 ) -> list[Layer]:
     """Return layers "sleep00", "sleep01", ..., one for each pair of times.
 
     Args:
         forward_s: Seconds of each layer's forward, per micro-batch of any size.
         backward_s: Seconds of each layer's backward.
+        weight_s: Seconds of ``backward_s`` that belong to the gradient of the weights; None: none.
         width: Width of all layers.
         dtype: Of the parameters; None: torch's default.
 
     Raises:
-        ConfigError: If the lists are empty or differ in length, or a time is negative.
+        ConfigError: If the lists are empty or differ in length, a time is negative, or a weight part is longer than its backward.
     """
     if len(forward_s) != len(backward_s) or not forward_s:
         raise ConfigError(f"forward_s has {len(forward_s)} times and backward_s {len(backward_s)}; give one of each for every layer")
     if min(*forward_s, *backward_s) < 0:
         raise ConfigError(f"forward_s={list(forward_s)}, backward_s={list(backward_s)} hold a negative time; use seconds, 0 or more")
-    typed: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
-    pairs = zip(forward_s, backward_s, strict=True)
-    return [Layer(f"sleep{i:02d}", SleepingLayer, width, float(f), float(b), **typed) for i, (f, b) in enumerate(pairs)]
+    parts = [0.0] * len(backward_s) if weight_s is None else [float(w) for w in weight_s]
+    if len(parts) != len(backward_s) or any(not 0 <= w <= b for w, b in zip(parts, backward_s, strict=True)):
+        raise ConfigError(
+            f"weight_s={parts} does not fit backward_s={list(backward_s)}; give each layer 0 or more, and no more than its backward"
+        )
+    layers = []
+    for i, (f, b, w) in enumerate(zip(forward_s, backward_s, parts, strict=True)):
+        options: dict[str, Any] = ({} if dtype is None else {"dtype": dtype}) | ({"weight_s": w} if w else {})
+        layers.append(Layer(f"sleep{i:02d}", SleepingLayer, width, float(f), float(b), **options))
+    return layers
 
 
 def _is_real(tensor: Tensor) -> bool:

@@ -1,10 +1,11 @@
 """Measure what a run's step is made of: from its usable steps to :class:`~pptoolkit.planner.step_costs.MeasuredStep`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
 from pptoolkit.analysis.bubbles import COMPUTE_CODES
+from pptoolkit.analysis.grouping import seconds_by_step
 from pptoolkit.analysis.layer_costs import LayerCosts, mean_over_median
 from pptoolkit.analysis.links import LinkMeasure
 from pptoolkit.analysis.stages import schedule_of
@@ -16,6 +17,7 @@ from pptoolkit.telemetry.events import Op
 from pptoolkit.telemetry.run_info import RunInfo
 
 MIN_LINK_SAMPLES = 5
+_PARTS = (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 _PIPELINE = (*COMPUTE_CODES, int(Op.RECV), int(Op.SEND))
 _BUSY = (*_PIPELINE, int(Op.SEND_WAIT), int(Op.DATA), int(Op.REDUCE), int(Op.OPTIMIZER), int(Op.CHECKPOINT))
 
@@ -25,10 +27,11 @@ def measure_step(steady: SteadySteps, info: RunInfo, layers: LayerCosts, links: 
     step_time = steady.step_time
     assert step_time is not None, "the caller has usable steps"
     ranks = max(info.stage_to_rank) + 1
-    spans = _rank_spans(steady)
+    spans = rank_spans(steady)
     sends = steady.events[steady.events["op"] == int(Op.SEND)]
     # A send that lasts until its receive is there is no work of the sender.
     hands_over = len(sends) and not info.blocking_links
+    shares = _split_seconds(steady)
     send_s = float((sends["end_ns"] - sends["start_ns"]).median() / 1e9) if hands_over else 0.0
     return MeasuredStep(
         plan=info.read_plan(),
@@ -36,7 +39,7 @@ def measure_step(steady: SteadySteps, info: RunInfo, layers: LayerCosts, links: 
         step_sigma_s=robust_sigma(steady.step_times_s),
         layers=layers,
         mean_over_median=mean_over_median(steady),
-        backward_input_share=_backward_input_share(steady),
+        backward_input_share=_backward_input_share(shares),
         sides=_sides(spans, ranks),
         # A measured transfer begins with the send; the simulator's begins when the sender is done with handing over.
         transfer_s={(link.src_stage, link.dst_stage): max(0.0, _transfer(link) - send_s) for link in links},
@@ -46,6 +49,8 @@ def measure_step(steady: SteadySteps, info: RunInfo, layers: LayerCosts, links: 
         batch_samples=info.batch_size,
         other_bytes=_other_bytes(steady, info, layers),
         bandwidth=max((link.throughput.median for link in links if link.throughput is not None), default=0.0),
+        passes=info.accumulation,
+        input_shares={stage: i / (i + w) for stage, (i, w) in shares.items()},
     )
 
 
@@ -67,7 +72,7 @@ def _transfer(link: LinkMeasure) -> float:
     return link.probe_s or 0.0
 
 
-def _rank_spans(steady: SteadySteps) -> pd.DataFrame:
+def rank_spans(steady: SteadySteps) -> pd.DataFrame:
     """Return one row per (rank, step), in seconds: before, inside and after the rank's actions, and what fills them."""
     events = steady.events.assign(seconds=(steady.events["end_ns"] - steady.events["start_ns"]) / 1e9)
     key = [events["rank"], events["step"]]
@@ -120,9 +125,15 @@ def _action_overhead(spans: pd.DataFrame) -> float:
     return float((busy["idle_inside_s"] / busy["actions"]).median()) if len(busy) else 0.0
 
 
-def _backward_input_share(steady: SteadySteps) -> float:
-    op = steady.events["op"]
-    seconds = (steady.events["end_ns"] - steady.events["start_ns"]).astype(float)
-    whole = float(seconds[op == int(Op.BACKWARD_INPUT)].sum())
-    weight = float(seconds[op == int(Op.BACKWARD_WEIGHT)].sum())
-    return whole / (whole + weight) if whole + weight > 0 else 0.5
+def _split_seconds(steady: SteadySteps) -> dict[int, tuple[float, float]]:
+    """Return the seconds of all I and of all W by stage, of the stages that run them apart."""
+    sums = [seconds_by_step(steady.events[steady.events["op"] == int(op)], "stage", steps=steady.windows.index).sum() for op in _PARTS]
+    pairs = {int(stage): (float(sums[0].get(stage, 0.0)), float(sums[1].get(stage, 0.0))) for stage in {*sums[0].index, *sums[1].index}}
+    return {stage: pair for stage, pair in pairs.items() if sum(pair) > 0}
+
+
+def _backward_input_share(seconds: Mapping[int, tuple[float, float]]) -> float:
+    """Return the part that I takes in the stages whose input needs a gradient; half where nothing is known."""
+    later = [pair for stage, pair in seconds.items() if stage > 0]
+    whole = sum(i + w for i, w in later)
+    return sum(i for i, _ in later) / whole if whole > 0 else 0.5

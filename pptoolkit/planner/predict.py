@@ -165,7 +165,7 @@ class Predictor:
         ranks, busy = schedule.stage_to_rank, [0.0] * schedule.ranks
         for stage, layers in enumerate(plan.stage_layers(self._layers)):
             busy[ranks[stage]] += math.fsum(layer_s[i] for i in layers)
-        return max(busy) * plan.micro_batches * self.measured.mean_over_median
+        return max(busy) * self.measured.micro_batches_in_a_step(plan) * self.measured.mean_over_median
 
     @property
     def actions(self) -> int:
@@ -185,15 +185,14 @@ class Predictor:
         return self._in_flight[key]
 
     def schedule(self, plan: Plan) -> Schedule:
-        """Return the schedule of a plan on the run's ranks."""
+        """Return what a step of a plan runs on the run's ranks: its schedule, as many times as the run passes through it."""
         key = self._key(plan)
         if key not in self._schedules:
             total = self.measured.ranks * self.measured.plan.replicas
             if total % plan.replicas:
                 raise PlanError(f"replicas={plan.replicas} do not divide the {total} ranks of the run; use a divisor of {total}")
-            self._schedules[key] = build_schedule(
-                plan.schedule, ranks=total // plan.replicas, micro_batches=plan.micro_batches, stages=plan.stages
-            )
+            once = build_schedule(plan.schedule, ranks=total // plan.replicas, micro_batches=plan.micro_batches, stages=plan.stages)
+            self._schedules[key] = self.measured.run_in_a_step(once)
         return self._schedules[key]
 
     @staticmethod
@@ -241,4 +240,6 @@ class Predictor:
         """Return the uncertainty of a step from the layers that change stage."""
         old, new = self.measured.plan.stage_layers(self._layers), plan.stage_layers(self._layers)
         moved = [set(after) ^ (set(old[stage]) if stage < len(old) else set()) for stage, after in enumerate(new)]
-        return plan.micro_batches * max(self.measured.layers.stage_half_width_s(sorted(changed)) for changed in moved)
+        return self.measured.micro_batches_in_a_step(plan) * max(
+            self.measured.layers.stage_half_width_s(sorted(changed)) for changed in moved
+        )

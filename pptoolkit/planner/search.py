@@ -140,7 +140,7 @@ class _Search:
             if total % replicas:
                 continue
             for micro_batches in dict.fromkeys(m for m in (*sizes, own.micro_batches) if m > 0):
-                if batch and batch % (replicas * micro_batches):
+                if batch and batch % (replicas * micro_batches * self.measured.passes):
                     continue
                 for schedule in dict.fromkeys((*self.space.schedules, own.schedule)):
                     for rounds in self.space.rounds:
@@ -174,7 +174,7 @@ class _Search:
         busy = [0.0] * (max(placement) + 1)
         for rank, layers in zip(placement, plan.stage_layers(self.layers), strict=True):
             busy[rank] += math.fsum(times[i] for i in layers)
-        return max(busy) * plan.micro_batches * self.measured.mean_over_median
+        return max(busy) * self.measured.micro_batches_in_a_step(plan) * self.measured.mean_over_median
 
     def _rank(self, plan: Plan) -> tuple[float, tuple[int, ...], str]:
         return self.found[plan], plan.cuts, plan.schedule

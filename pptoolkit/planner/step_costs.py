@@ -1,7 +1,7 @@
 """What a step of a run is made of, measured, and what it would be made of under another plan."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pptoolkit.analysis.layer_costs import LayerCosts
 from pptoolkit.analysis.statistics import Interval
@@ -38,7 +38,7 @@ class MeasuredStep:
         step_sigma_s: Spread of single steps around it, robust.
         layers: Calibrated layer costs.
         mean_over_median: How much longer ops take on average than in the median; layer costs are medians, and a step is a sum.
-        backward_input_share: Part of the backward that I takes where a schedule runs I and W apart.
+        backward_input_share: Part of the backward that I takes where a schedule runs I and W apart, in stages that need an input gradient.
         sides: Per pipeline rank.
         transfer_s: Seconds a message travels, by (source stage, destination stage).
         send_s: Host time of handing over one message.
@@ -52,6 +52,8 @@ class MeasuredStep:
         other_bytes: Per pipeline rank, measured peak memory less what the layers explain: the process itself.
         bandwidth: Bytes per second of a link; 0 where it is not known.
         is_profile: Measured layer by layer in one process: there is no run behind it, and ``step_time`` is simulated.
+        passes: Passes through the schedule in a step, one after the other: more than one under gradient accumulation.
+        input_shares: The part that I takes by stage of the run, where it ran I and W apart.
     """
 
     plan: Plan
@@ -72,6 +74,8 @@ class MeasuredStep:
     other_bytes: tuple[int, ...] = ()
     bandwidth: float = 0.0
     is_profile: bool = False
+    passes: int = 1
+    input_shares: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def ranks(self) -> int:
@@ -96,8 +100,9 @@ class MeasuredStep:
             again -= forward if stage in self.plan.recompute and plan.cuts == self.plan.cuts else 0.0  # measured with it
             op_s[stage, ActionKind.FORWARD] = forward
             op_s[stage, ActionKind.BACKWARD] = max(0.0, backward + again)
-            op_s[stage, ActionKind.BACKWARD_INPUT] = max(0.0, backward * self.backward_input_share + again)
-            op_s[stage, ActionKind.BACKWARD_WEIGHT] = backward * (1 - self.backward_input_share)
+            share = self._input_share(plan, stage)
+            op_s[stage, ActionKind.BACKWARD_INPUT] = max(0.0, backward * share + again)
+            op_s[stage, ActionKind.BACKWARD_WEIGHT] = backward * (1 - share)
         sides = self._sides_under(schedule)
         optimizer_s = self._optimizer_under(ranges, schedule, sides)
         reduce_s = self._reduce_under(plan, ranges, schedule)
@@ -110,6 +115,22 @@ class MeasuredStep:
             after_s={rank: side.after_s + optimizer_s[rank] + reduce_s[rank] for rank, side in enumerate(sides)},
             joined_end=self.joined_end,
         )
+
+    def run_in_a_step(self, schedule: Schedule) -> Schedule:
+        """Return all that a step runs of ``schedule``: each pass of it."""
+        return schedule.repeated(self.passes)
+
+    def micro_batches_in_a_step(self, plan: Plan) -> int:
+        """Return how many micro-batches of ``plan`` a stage takes in a step, over all passes."""
+        return plan.micro_batches * self.passes
+
+    def _input_share(self, plan: Plan, stage: int) -> float:
+        """Return the part of a stage's backward that runs in I, as the engine splits it."""
+        if stage in plan.recompute:
+            return 1.0  # it is not split
+        if plan.cuts == self.plan.cuts and stage in self.input_shares and stage not in self.plan.recompute:
+            return self.input_shares[stage]
+        return self.backward_input_share if stage else 0.0  # nobody waits for the first stage's, and all of it runs in W
 
     def size_ratio(self, plan: Plan) -> float:
         """Return the samples of a micro-batch under ``plan`` over those of the run's own."""

@@ -132,10 +132,11 @@ def changed_plan(measured: MeasuredStep, change: WhatIf) -> Plan:
     if change.recompute is None and cuts == own.cuts:
         plan = plan.evolve(recompute=own.recompute)
     plan.check(layers)
-    if measured.batch_samples and measured.batch_samples % (plan.micro_batches * plan.replicas):
+    if measured.batch_samples and measured.batch_samples % (measured.micro_batches_in_a_step(plan) * plan.replicas):
+        accumulated = f" in each of {measured.passes} accumulated passes" if measured.passes > 1 else ""
         raise PlanError(
-            f"{plan.micro_batches} micro-batches on {plan.replicas} replicas do not divide the batch of {measured.batch_samples} samples; "
-            "use numbers that do"
+            f"{plan.micro_batches} micro-batches{accumulated} on {plan.replicas} replicas do not divide the batch of "
+            f"{measured.batch_samples} samples; use numbers that do"
         )
     return plan
 

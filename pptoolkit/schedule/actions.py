@@ -98,6 +98,14 @@ class Schedule:
         """Stages that pipeline rank ``rank`` owns, ascending."""
         return tuple(s for s, r in enumerate(self.stage_to_rank) if r == rank)
 
+    def repeated(self, passes: int) -> "Schedule":
+        """Return ``passes`` of this schedule one after the other, as under gradient accumulation; micro-batches count on."""
+        if passes == 1:
+            return self
+        starts = [n * self.micro_batches for n in range(passes)]
+        orders = tuple(tuple(Action(a.stage, a.kind, start + a.micro_batch) for start in starts for a in order) for order in self.orders)
+        return Schedule(name=self.name, micro_batches=passes * self.micro_batches, stage_to_rank=self.stage_to_rank, orders=orders)
+
     def in_flight(self, stage: int) -> int:
         """Return how many micro-batches ``stage`` holds activations of at its peak."""
         held = peak = 0

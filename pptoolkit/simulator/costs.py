@@ -20,6 +20,7 @@ class Costs:
         send_s: Host time that handing over one message takes on the sending rank.
         recv_s: Host time that taking one message takes on the receiving rank, after it has arrived.
         action_overhead_s: Host time before each compute action; it passes while the rank waits for a message.
+        overhead_overrides: An action's own host time before it, before ``action_overhead_s``.
         before_s: Seconds before a rank's first action of a step (data, host), by rank. Missing: 0.
         after_s: Seconds after its last one (collectives, optimizer), by rank. Missing: 0.
         joined_end: Whether all ranks end a step together (a global norm, a shared loss), rather than each run ahead on its own.
@@ -32,6 +33,7 @@ class Costs:
     send_s: float = 0.0
     recv_s: float = 0.0
     action_overhead_s: float = 0.0
+    overhead_overrides: Mapping[Action, float] = field(default_factory=dict)
     before_s: Mapping[int, float] = field(default_factory=dict)
     after_s: Mapping[int, float] = field(default_factory=dict)
     joined_end: bool = True
@@ -40,7 +42,7 @@ class Costs:
         for name in ("send_s", "recv_s", "action_overhead_s"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name}={getattr(self, name)} is not a duration; use 0 or more seconds")
-        for name in ("op_s", "overrides", "transfer_s", "transfer_overrides", "before_s", "after_s"):
+        for name in ("op_s", "overrides", "transfer_s", "transfer_overrides", "overhead_overrides", "before_s", "after_s"):
             for key, seconds in getattr(self, name).items():
                 if not seconds >= 0:  # also refuses NaN
                     raise InputError(f"{name}[{key}]={seconds} is not a duration; use 0 or more seconds")

@@ -31,6 +31,7 @@ class Durations:
     """Costs spread over the actions of a program."""
 
     op_s: list[float]
+    overhead_s: list[float]
     transfer_s: list[float]
     before_s: list[float]
     after_s: list[float]
@@ -84,17 +85,22 @@ class Program:
                 own_transfer = own_transfers.get(action) if own_transfers else None
                 transfer_s[index] = by_link[link] if own_transfer is None else own_transfer
         ranks = range(self.schedule.ranks)
-        return Durations(op_s, transfer_s, [costs.before_s.get(r, 0.0) for r in ranks], [costs.after_s.get(r, 0.0) for r in ranks])
+        overhead_s = [costs.action_overhead_s] * len(self.actions)
+        if costs.overhead_overrides:
+            overhead_s = [costs.overhead_overrides.get(action, costs.action_overhead_s) for action in self.actions]
+        return Durations(
+            op_s, overhead_s, transfer_s, [costs.before_s.get(r, 0.0) for r in ranks], [costs.after_s.get(r, 0.0) for r in ranks]
+        )
 
     def play(self, durations: Durations, costs: Costs, rank_start_s: list[float], link_free_s: list[float]) -> Timeline:
         """Run one step from where each rank stands; ``link_free_s`` is carried from step to step and changed in place."""
         count = len(self.actions)
         ready, start, end, arrival = [0.0] * count, [0.0] * count, [0.0] * count, [0.0] * count
         free = [a + b for a, b in zip(rank_start_s, durations.before_s, strict=True)]
-        overhead, send, recv = costs.action_overhead_s, costs.send_s, costs.recv_s
+        send, recv = costs.send_s, costs.recv_s
         ranks, out_links = self.ranks, self.out_links
-        rows = zip(ranks, self.needs, out_links, durations.op_s, durations.transfer_s, strict=True)
-        for index, (rank, need, link, op_s, transfer_s) in enumerate(rows):
+        rows = zip(ranks, self.needs, out_links, durations.op_s, durations.overhead_s, durations.transfer_s, strict=True)
+        for index, (rank, need, link, op_s, overhead, transfer_s) in enumerate(rows):
             ready[index] = now = free[rank] + overhead
             if need >= 0:
                 if arrival[need] > now:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pptoolkit.plan import Plan
 from pptoolkit.run import Run
-from pptoolkit.schedule import Action, ActionKind, build_schedule
+from pptoolkit.schedule import Action, ActionKind, Schedule, build_schedule
 from pptoolkit.simulator import Costs, Program, simulate, simulate_steps
 from pptoolkit.simulator.events import EventSettings, to_events
 from pptoolkit.telemetry import Event, EventWriter, Flag, LayerFacts, Op, RunDirectory, RunInfo, RunStatus, StepSummary
@@ -15,7 +15,12 @@ from pptoolkit.telemetry.scalars import ScalarWriter
 
 FINGERPRINT = "0123456789abcdef"
 _ORIGIN_NS = 5_000_000_000_000
-_TIMED = {int(Op.FORWARD): Op.LAYER_FORWARD, int(Op.BACKWARD): Op.LAYER_BACKWARD}
+_TIMED = {
+    int(Op.FORWARD): Op.LAYER_FORWARD,
+    int(Op.BACKWARD): Op.LAYER_BACKWARD,
+    int(Op.BACKWARD_INPUT): Op.LAYER_BACKWARD,
+    int(Op.BACKWARD_WEIGHT): Op.LAYER_BACKWARD,
+}
 
 
 @dataclass(kw_only=True)
@@ -29,6 +34,8 @@ class Truth:
         first_step_factor: How much slower the first step is.
         optimizer_s_per_mb: Optimizer time per million bytes of parameters.
         link_s: Transfer times of single links, by (source stage, destination stage), in place of ``transfer_s``.
+        ranks: Pipeline ranks; None: one for each stage.
+        accumulation: Passes through the schedule in a step.
         op_factor: Called with (step, action): times as long as usual.
         op_extra_s: Called with (step, action): seconds longer than usual.
     """
@@ -57,6 +64,8 @@ class Truth:
     silent_ranks: Sequence[int] = ()
     loss_shift: float = 0.0
     link_s: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    ranks: int | None = None
+    accumulation: int = 1
     op_factor: Callable[[int, Action], float] = lambda _step, _action: 1.0
     op_extra_s: Callable[[int, Action], float] = lambda _step, _action: 0.0
 
@@ -81,6 +90,13 @@ class Truth:
         return list(self.parameter_bytes) if self.parameter_bytes is not None else [1_000_000] * self.layers
 
 
+def scheduled(truth: Truth, cuts: Sequence[int]) -> Schedule:
+    """All that a step runs under ``cuts``."""
+    stages = len(cuts) + 1
+    once = build_schedule(truth.schedule, ranks=truth.ranks or stages, stages=stages, micro_batches=truth.micro_batches)
+    return once.repeated(truth.accumulation)
+
+
 def costs_of(truth: Truth, cuts: Sequence[int]) -> Costs:
     """The simulator's costs of the model under ``cuts``, without noise."""
     ranges = Plan(cuts=tuple(cuts)).stage_layers(truth.layers)
@@ -88,11 +104,15 @@ def costs_of(truth: Truth, cuts: Sequence[int]) -> Costs:
     for stage, layers in enumerate(ranges):
         op_s[stage, ActionKind.FORWARD] = sum(truth.forward_s[i] for i in layers)
         op_s[stage, ActionKind.BACKWARD] = sum(truth.backwards[i] for i in layers)
-        for half in (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT):
-            op_s[stage, half] = op_s[stage, ActionKind.BACKWARD] / 2
+        # As the engine does it: nobody waits for an input gradient of the first stage.
+        share = 0.4 if stage else 0.0
+        op_s[stage, ActionKind.BACKWARD_INPUT] = share * op_s[stage, ActionKind.BACKWARD]
+        op_s[stage, ActionKind.BACKWARD_WEIGHT] = (1 - share) * op_s[stage, ActionKind.BACKWARD]
     stages = len(ranges)
     links = [(a, a + 1) for a in range(stages - 1)] + [(a + 1, a) for a in range(stages - 1)]
-    after = {s: truth.after_s + truth.optimizer_s_per_mb * sum(truth.sizes[i] for i in layers) / 1e6 for s, layers in enumerate(ranges)}
+    after = dict.fromkeys(range(truth.ranks or stages), truth.after_s)
+    for stage, rank in enumerate(scheduled(truth, cuts).stage_to_rank):
+        after[rank] += truth.optimizer_s_per_mb * sum(truth.sizes[i] for i in ranges[stage]) / 1e6
     return Costs(
         op_s=op_s,
         transfer_s={**dict.fromkeys(links, truth.transfer_s), **truth.link_s},
@@ -106,14 +126,14 @@ def costs_of(truth: Truth, cuts: Sequence[int]) -> Costs:
 
 def true_step_s(truth: Truth, cuts: Sequence[int]) -> float:
     """Step time under ``cuts`` when everything is known."""
-    schedule = build_schedule(truth.schedule, ranks=len(cuts) + 1, micro_batches=truth.micro_batches)
-    return simulate(schedule, costs_of(truth, cuts)).step_time_s
+    return simulate(scheduled(truth, cuts), costs_of(truth, cuts)).step_time_s
 
 
 def write_run(path: Path, truth: Truth, *, info_changes: Mapping[str, object] | None = None) -> Run:
     """Write the run directory of a finished run and open it."""
     plan = truth.plan
-    schedule = build_schedule(plan.schedule, ranks=plan.stages, micro_batches=plan.micro_batches)
+    schedule = scheduled(truth, truth.cuts)
+    samples = 4 * schedule.micro_batches
     names = tuple(f"block{i}" for i in range(truth.layers))
     info = RunInfo(
         run_id=path.name,
@@ -129,7 +149,8 @@ def write_run(path: Path, truth: Truth, *, info_changes: Mapping[str, object] | 
         schedule=plan.schedule,
         micro_batches=plan.micro_batches,
         steps=truth.steps,
-        batch_size=4 * plan.micro_batches,
+        accumulation=truth.accumulation,
+        batch_size=samples,
         tokens_per_sample=16,
     )
     directory = RunDirectory.create(path, info.evolve(**dict(info_changes or {})))
@@ -141,9 +162,7 @@ def write_run(path: Path, truth: Truth, *, info_changes: Mapping[str, object] | 
     scalars = ScalarWriter(directory, rank=schedule.ranks - 1)
     lines = []
     for step in range(truth.steps):
-        summary = StepSummary(
-            step=step, loss=5.0 / (step + 1) * (1 + truth.loss_shift), samples=4 * plan.micro_batches, tokens=64 * plan.micro_batches
-        )
+        summary = StepSummary(step=step, loss=5.0 / (step + 1) * (1 + truth.loss_shift), samples=samples, tokens=16 * samples)
         lines.append(summary.to_line(step_time_s=true_step_s(truth, truth.cuts)))
     scalars.append(lines)
     return Run.open(path)
@@ -152,7 +171,7 @@ def write_run(path: Path, truth: Truth, *, info_changes: Mapping[str, object] | 
 def synthetic_events(truth: Truth) -> list[list[Event]]:
     """Events of each rank, with layers timed on one micro-batch a step and clock readings."""
     generator = random.Random(truth.seed)
-    schedule = build_schedule(truth.schedule, ranks=len(truth.cuts) + 1, micro_batches=truth.micro_batches)
+    schedule = scheduled(truth, truth.cuts)
     program = Program(schedule)
     base = costs_of(truth, truth.cuts)
     sampled_at = [step % truth.micro_batches if truth.sampled else -1 for step in range(truth.steps)]
@@ -193,9 +212,9 @@ def _dress(rank: int, events: Sequence[Event], truth: Truth, sampled_at: Sequenc
         if event.op in _TIMED and event.micro_batch == sampled_at[event.step]:
             flags |= int(Flag.SAMPLED)
             mine = layers[event.stage]
-            dressed += _layer_events(
-                event, mine, truth.forward_s if event.op == Op.FORWARD else truth.backwards, truth.noise, flags, generator
-            )
+            if event.op != (Op.BACKWARD_WEIGHT if event.stage else Op.BACKWARD_INPUT):  # where the engine times layers of a split one
+                costs = truth.forward_s if event.op == Op.FORWARD else truth.backwards
+                dressed += _layer_events(event, mine, costs, truth.noise, flags, generator)
         dressed.append(event._replace(flags=flags))
     return dressed
 

@@ -122,8 +122,12 @@ def refused(layers_name: str, **plan: Any) -> tuple[str, str]:
 class Strange(models.Dense):
     """Returns what cannot cross a border."""
 
+    def __init__(self, mode: Any) -> None:
+        super().__init__()
+        self.mode = mode
+
     def forward(self, x: torch.Tensor) -> Any:
-        return {"h": torch.tanh(self.linear(x)), "mode": "fast"}
+        return {"h": torch.tanh(self.linear(x)), "mode": self.mode}
 
 
 class Broken(nn.Module):
@@ -166,7 +170,8 @@ def _with(layer: Layer, at: int = 1) -> list[Layer]:
 
 
 REFUSED = {
-    "a text crosses": lambda: _with(Layer("strange", Strange)),
+    "a text crosses": lambda: _with(Layer("strange", Strange, "fast")),
+    "a number crosses": lambda: _with(Layer("strange", Strange, 0.5)),
     "a layer fails": lambda: _with(Layer("broken", Broken), 3),
     "an unknown input": lambda: _with(Layer("l1", models.Masked, inputs=("mask",))),
     "a change in place": lambda: _with(Layer("relu", nn.ReLU, inplace=True), 2),

@@ -17,10 +17,12 @@ from tests.support.ranks import RankPool
 Pools = Callable[[int], RankPool]
 
 
-def test_something_else_than_tensors_across_a_border_is_refused_with_stage_layer_and_type(pool: Pools) -> None:
-    first, second = pool(2).run(cases.refused, "a text crosses")
+@pytest.mark.case("S6")
+@pytest.mark.parametrize(("case", "kind"), [("a text crosses", "str"), ("a number crosses", "float")])
+def test_something_else_than_tensors_across_a_border_is_refused_with_stage_layer_and_type(pool: Pools, case: str, kind: str) -> None:
+    first, second = pool(2).run(cases.refused, case)
     assert first[0] == second[0] == "TrainingError"
-    for text in ("stage 0", "'strange'", "str", "move the cut"):
+    for text in ("stage 0", "'strange'", kind, "move the cut"):
         assert text in first[1]
         assert text in second[1]
 

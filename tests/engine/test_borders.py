@@ -53,6 +53,7 @@ COUNTS = (1, 2, 3, 8)
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("schedule", STAGES)
+@pytest.mark.case("C1", "C2")
 def test_every_schedule_equals_one_process(pool: Pools, schedule: str, ranks: int) -> None:
     answers = pool(ranks).run(cases.train, "plain", COUNTS, schedule=schedule, cuts=STAGES[schedule])
     assert_same(answers, models.train_plainly("plain"))
@@ -86,6 +87,7 @@ def test_uneven_cuts_with_several_stages_a_rank_equal_one_process(pool: Pools) -
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "interleaved-1f1b", "zbv"])
 @pytest.mark.parametrize("name", ["tuple of kinds", "dict", "not contiguous", "masked", "skips", "without parameters"])
+@pytest.mark.case("S4", "S6", "S7", "S8")
 def test_whatever_crosses_a_border_equals_one_process(pool: Pools, name: str, schedule: str) -> None:
     answers = pool(2).run(cases.train, name, (1, 4, 8), schedule=schedule, cuts=STAGES[schedule])
     assert_same(answers, models.train_plainly(name))
@@ -98,6 +100,7 @@ def test_whatever_crosses_many_borders_equals_one_process(pool: Pools, name: str
 
 
 @pytest.mark.parametrize("cuts", [(1,), (2,), (3,), (5,), (6,), (7,)])
+@pytest.mark.case("S8")
 def test_a_skip_connection_equals_one_process_wherever_the_cut_is(pool: Pools, cuts: tuple[int, ...]) -> None:
     for schedule in ("1f1b", "zb-h1"):
         assert_same(pool(2).run(cases.train, "skips", (4,), schedule=schedule, cuts=cuts), models.train_plainly("skips"))
@@ -111,6 +114,7 @@ def test_a_tensor_unused_on_some_micro_batches_gets_no_gradient_from_them(pool: 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "interleaved-1f1b", "zbv"])
 @pytest.mark.parametrize("name", ["plain", "dict", "masked", "skips"])
+@pytest.mark.case("S1")
 def test_a_batch_that_does_not_divide_equals_one_process(pool: Pools, name: str, schedule: str) -> None:
     answers = pool(2).run(cases.train, name, (4,), schedule=schedule, cuts=STAGES[schedule], samples=10)
     assert_same(answers, models.train_plainly(name, samples=10))
@@ -118,6 +122,7 @@ def test_a_batch_that_does_not_divide_equals_one_process(pool: Pools, name: str,
 
 @pytest.mark.parametrize("schedule", STAGES)
 @pytest.mark.parametrize("name", FROZEN)
+@pytest.mark.case("S12")
 def test_frozen_layers_in_any_pattern_equal_one_process(pool: Pools, name: str, schedule: str) -> None:
     answers = pool(2).run(cases.train, name, (1, 4), schedule=schedule, cuts=STAGES[schedule], clip=0.1)
     assert_same(answers, models.train_plainly(name, clip=0.1))
@@ -125,12 +130,14 @@ def test_frozen_layers_in_any_pattern_equal_one_process(pool: Pools, name: str, 
 
 @pytest.mark.parametrize("schedule", STAGES)
 @pytest.mark.parametrize("name", TIED)
+@pytest.mark.case("N5")
 def test_tied_parameters_stay_one_parameter(pool: Pools, name: str, schedule: str) -> None:
     wanted = models.train_plainly(name, clip=0.1)
     for ranks in (1, 2, 4) if schedule in ("1f1b", "zbv") else (2,):
         assert_same(pool(ranks).run(cases.train, name, (4,), schedule=schedule, cuts=STAGES[schedule], clip=0.1), wanted)
 
 
+@pytest.mark.case("N5")
 def test_tied_parameters_that_a_cut_puts_apart_change_no_number(pool: Pools) -> None:
     wanted = models.train_plainly("tied to the embedding", clip=0.1)
     for cuts in ((1,), (3,), (7,)):
@@ -138,6 +145,7 @@ def test_tied_parameters_that_a_cut_puts_apart_change_no_number(pool: Pools) -> 
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+@pytest.mark.case("S3")
 def test_lengths_may_change_between_micro_batches_and_steps(pool: Pools, schedule: str) -> None:
     wanted = pool(1).run(cases.lengths, "1f1b", 1)[0]
     for ranks in (2, 4):
@@ -148,6 +156,7 @@ def test_lengths_may_change_between_micro_batches_and_steps(pool: Pools, schedul
     assert wanted[0] == pytest.approx(sum(torch.nn.functional.mse_loss(model(x), y).item() for x, y in parts) / 3, rel=1e-12)
 
 
+@pytest.mark.case("N10")
 def test_batch_norm_follows_the_micro_batches_one_after_the_other(pool: Pools) -> None:
     wanted = models.train_plainly("batch norm", micro_batches=4)
     for schedule in ("gpipe", "1f1b", "zb-h1", "zbv"):

@@ -67,19 +67,23 @@ def double() -> Any:
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("micro_batches", [1, 2, 4, 8])
+@pytest.mark.case("N7", "N9", "C5")
 def test_training_equals_plain_pytorch_on_the_whole_batch(pool: Pools, ranks: int, schedule: str, micro_batches: int) -> None:
     assert_same(merge(pool(ranks).run(cases.train, schedule=schedule, micro_batches=micro_batches)), plain_training())
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.case("S1")
 def test_a_batch_that_does_not_divide_is_weighted_right(pool: Pools, ranks: int) -> None:
     assert_same(merge(pool(ranks).run(cases.train, schedule="1f1b", micro_batches=4, samples=10)), plain_training(samples=10))
 
 
+@pytest.mark.case("S10")
 def test_micro_batches_of_one_sample_keep_their_batch_dimension(pool: Pools) -> None:
     assert_same(merge(pool(2).run(cases.train, schedule="1f1b", micro_batches=4, samples=4)), plain_training(samples=4))
 
 
+@pytest.mark.case("N7")
 def test_dropout_draws_do_not_depend_on_cuts_or_stages(pool: Pools) -> None:
     one = merge(pool(1).run(cases.train, schedule="1f1b", micro_batches=4, dropout=0.3))
     for ranks, cuts in ((2, None), (2, (2,)), (4, (1, 2, 7))):
@@ -93,17 +97,20 @@ def test_timing_the_layers_changes_no_number(pool: Pools) -> None:
     assert merge(pool(2).run(cases.train, schedule="1f1b", micro_batches=4, dropout=0.3, sampled=True)) == plain
 
 
+@pytest.mark.case("N7")
 def test_two_identical_runs_are_equal_to_the_bit(pool: Pools) -> None:
     runs = [merge(pool(2).run(cases.train, schedule="1f1b", micro_batches=4, dropout=0.1)) for _ in range(2)]
     assert runs[0] == runs[1]
 
 
+@pytest.mark.case("N9")
 def test_no_two_layers_of_one_shape_start_alike(pool: Pools) -> None:
     initial = merge(pool(4).run(cases.train, schedule="1f1b", micro_batches=2, steps=1))["initial"]
     weights = [str(value) for name, value in initial.items() if name.endswith("weight")]
     assert len(weights) == len(set(weights)) == 8
 
 
+@pytest.mark.case("N16")
 def test_evaluation_between_steps_leaves_no_trace(pool: Pools) -> None:
     evaluated = pool(2).run(cases.evaluate_between, with_evaluation=True)
     plain = pool(2).run(cases.evaluate_between, with_evaluation=False)
@@ -115,6 +122,7 @@ def test_evaluation_between_steps_leaves_no_trace(pool: Pools) -> None:
     assert len(set(evaluated[0]["evaluations"])) == 3
 
 
+@pytest.mark.case("S3")
 def test_sequence_lengths_may_change_from_step_to_step(pool: Pools) -> None:
     assert pool(2).run(cases.lengths_that_change)[0] == pytest.approx(pool(1).run(cases.lengths_that_change)[0], rel=1e-9)
 

@@ -6,6 +6,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
+from pptoolkit.engine.backward import SplitBackward
 from pptoolkit.errors import ConfigError
 from pptoolkit.models import sleeping, sleeping_layers
 
@@ -73,12 +74,48 @@ def test_the_meta_device_does_not_sleep(slept):
     assert slept == []
 
 
+def test_the_weight_part_sleeps_where_the_gradient_of_the_weights_is_computed(slept):
+    model = build([0.1, 0.2], [1.0, 2.0], weight_s=[0.25, 0.5])
+    x = torch.randn(4, 8, requires_grad=True)
+    y = model(x).sum()
+    slept.clear()
+    torch.autograd.grad(y, x, retain_graph=True)
+    assert slept == [1.5, 0.75]
+    slept.clear()
+    y.backward()
+    assert slept == [1.5, 0.5, 0.75, 0.25]
+
+
+def test_a_split_backward_sleeps_each_part_where_it_belongs(slept):
+    model = build([0.1, 0.2], [1.0, 2.0], weight_s=[0.25, 0.5])
+    x = torch.randn(4, 8, requires_grad=True)
+    split = SplitBackward([model(x)], [torch.ones(4, 8)], [x], list(model.parameters()))
+    slept.clear()
+    split.input_part()
+    assert slept == [1.5, 0.75]
+    slept.clear()
+    split.weight_part()
+    assert sorted(slept) == [0.25, 0.5]
+
+
+def test_a_frozen_layer_does_not_sleep_its_weight_part(slept):
+    model = build([0.1], [1.0], weight_s=[0.25]).requires_grad_(False)
+    model(torch.randn(4, 8, requires_grad=True)).sum().backward()
+    assert slept == [0.1, 0.75]
+
+
 @pytest.mark.parametrize("seconds", [0.0, 0.00005, 0.003])
 def test_a_sleep_is_never_too_short(seconds):
     for _ in range(20):
         start = time.perf_counter()
         sleeping.sleep_precisely(seconds)
         assert time.perf_counter() - start >= seconds
+
+
+@pytest.mark.parametrize("weight_s", [[0.1], [-0.1, 0.1], [0.1, 0.3]])
+def test_weight_parts_that_do_not_fit_their_backwards_are_refused(weight_s):
+    with pytest.raises(ConfigError, match="does not fit backward_s"):
+        sleeping_layers([0.1, 0.1], [0.2, 0.2], weight_s=weight_s)
 
 
 @pytest.mark.parametrize(

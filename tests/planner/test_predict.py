@@ -38,6 +38,39 @@ def test_the_replay_stays_within_3_percent_of_a_noisy_run_with_links_data_and_ho
     assert abs(predictor_of(tmp_path, truth).replay_error_ratio) < 0.03
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "interleaved-1f1b", "looped-bfs", "interleaved-zb", "zbv", "dualpipev"])
+def test_the_replay_of_any_schedule_is_its_measured_step(tmp_path, schedule):
+    one_each = schedule in ("gpipe", "1f1b", "zb-h1")
+    truth = Truth(
+        forward_s=[0.002, 0.003, 0.004, 0.002, 0.005, 0.002, 0.003, 0.004],
+        cuts=[2, 4, 6] if one_each else [1, 2, 3, 4, 5, 6, 7],
+        ranks=4,
+        schedule=schedule,
+        transfer_s=0.0006,
+        send_s=0.0001,
+        data_s=0.003,
+        after_s=0.002,
+        sampling_cost=0.0,
+        steps=8,
+    )
+    assert predictor_of(tmp_path, truth).replay_error_ratio == pytest.approx(0.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "gpipe"])
+def test_accumulated_passes_are_replayed_and_predicted(tmp_path, schedule):
+    truth = Truth(**{**vars(REAL), "noise": 0.0, "schedule": schedule, "accumulation": 3, "micro_batches": 4, "steps": 10})
+    predictor = predictor_of(tmp_path, truth)
+    assert predictor.replay_error_ratio == pytest.approx(0.0, abs=1e-3)
+    other = Plan(cuts=(1, 3), schedule=schedule, micro_batches=4)
+    found = predictor.predict(other)
+    assert found.step_time_s == pytest.approx(true_step_s(truth, (1, 3)), rel=0.01)
+    assert found.low_s < true_step_s(truth, (1, 3)) < found.high_s
+    # The ranks run on into the next pass: three passes take less than three steps.
+    once = true_step_s(Truth(**{**vars(truth), "accumulation": 1}), (1, 3))
+    assert found.step_time_s < 3 * once
+    assert predictor.least_step_s(other) <= found.step_time_s
+
+
 @pytest.mark.parametrize("cuts", [(1, 3), (2, 4), (3, 5), (1, 5), (4, 5)])
 def test_other_cuts_are_predicted_as_the_simulator_knows_them_to_be(tmp_path, cuts):
     predictor = predictor_of(tmp_path, REAL)

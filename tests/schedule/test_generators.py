@@ -9,6 +9,7 @@ from pptoolkit.errors import PlanError, ScheduleError
 from pptoolkit.schedule import SCHEDULES, ActionKind, Schedule, build_schedule, forward_schedule, validate
 from pptoolkit.schedule.placement import v_placement
 from pptoolkit.simulator import MemoryCosts, equal_costs, simulate
+from tests.schedule.drawing import draw
 from tests.schedule.sizes import LOOPED, V_SHAPED, schedules, stages_per_rank
 
 
@@ -22,6 +23,18 @@ def held_at_most(schedule: Schedule) -> int:
 def test_every_small_size_is_valid(name: str) -> None:
     for ranks, micro_batches, per_rank in product(range(1, 7), range(1, 15), stages_per_rank(name)):
         validate(build_schedule(name, ranks=ranks, micro_batches=micro_batches, stages=ranks * per_rank))
+
+
+def test_a_rank_goes_on_to_the_next_pass_when_it_is_done_with_its_own() -> None:
+    once = build_schedule("1f1b", ranks=2, micro_batches=2)
+    twice = once.repeated(2)
+    validate(twice)
+    assert draw(twice).splitlines() == [
+        "F0 F1 .. B0 .. B1 F2 F3 .. B2 .. B3",
+        ".. F0 B0 F1 B1 .. .. F2 B2 F3 B3",
+    ]
+    assert [twice.in_flight(stage) for stage in (0, 1)] == [once.in_flight(stage) for stage in (0, 1)]
+    assert once.repeated(1) is once
 
 
 @settings(max_examples=150, deadline=None)

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -292,6 +293,31 @@ def streams(folder: str, *, lengths: tuple[int, int]) -> dict[str, Any]:
     return {**seen.facts(), "steps": result.steps, "message": result.message, "reference": plain["losses"]}
 
 
+def unequal_tokens(folder: str, *, valid_tokens: tuple[int, ...]) -> dict[str, Any]:
+    """Train on batches whose micro-batches of 8 samples have so many valid targets; beside it the losses of one process."""
+    generator = torch.Generator().manual_seed(6)
+    batches = []
+    for _ in range(3):
+        x = torch.randn(8 * len(valid_tokens), WIDTH, generator=generator, dtype=torch.float64)
+        y = torch.full((len(x),), -100)
+        for m, count in enumerate(valid_tokens):
+            y[8 * m : 8 * m + count] = torch.randint(0, WIDTH, (count,), generator=generator)
+        batches.append((x, y))
+    with Trainer(
+        mlp_layers(WIDTH, DEPTH),
+        loss=WeightedLoss(token_loss, weight=valid),
+        optimizer=adam,
+        plan=Plan(cuts=(4,), micro_batches=len(valid_tokens)),
+        run=Path(folder) / "run",
+        seed=7,
+        telemetry=SILENT,
+        progress=False,
+    ) as trainer:
+        seen = Watcher(trainer)
+        trainer.fit(Stream(batches), steps=len(batches))
+        return {**seen.facts(), "reference": reference.train(mlp_layers(WIDTH, DEPTH), batches, loss=token_loss, make_optimizer=adam)}
+
+
 def shown(folder: str, *, plan: Plan) -> dict[str, Any]:
     """Train with accumulation; return what the terminal shows."""
     layers = mlp_layers(WIDTH, DEPTH)
@@ -355,8 +381,9 @@ def verified(*, plan: Plan, broken: bool = False, **settings: Any) -> dict[str, 
     return found.to_dict()
 
 
-def compiled(folder: str) -> dict[str, Any]:
-    """Train compiled and plain."""
+def compiled(folder: str, *, plan: Plan) -> dict[str, Any]:
+    """Train compiled and plain, with nothing left by earlier compilations."""
     two_layers = functools.partial(mlp_layers, WIDTH, 2)
-    plan = Plan(micro_batches=2)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "compiled")
+    torch.compiler.reset()
     return {"compiled": train(folder, plan=plan, layers=two_layers, compile=True), "plain": train(folder, plan=plan, layers=two_layers)}

@@ -65,6 +65,7 @@ def test_a_sequential_is_taken_only_if_all_ranks_built_it_alike(tmp_path: Path, 
         assert "call torch.manual_seed(...) before building it" in done.stderr
 
 
+@pytest.mark.case("C5")
 def test_without_torchrun_one_process_trains_alone(tmp_path: Path) -> None:
     script = tmp_path / "one.py"
     script.write_text(SEQUENTIAL.format(seed="seeded").replace("cuts=[2]", "cuts=[]"))

@@ -27,6 +27,7 @@ FEATURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "groups": ({"no_decay": ("*.bias",)}, {"no_decay": ("*.bias",)}),
     "learning rate": ({"learning_rate": cases.warm_up}, {"learning_rate": cases.warm_up}),
     "frozen layers": ({"frozen": ("layer03", "*6.*bias")}, {"frozen": ("layer03", "*6.*bias")}),
+    "frozen first half": ({"frozen": ("layer0[0-3]",), "clip_norm": 0.1}, {"frozen": ("layer0[0-3]",), "clip_norm": 0.1}),
     "recomputed layers": ({"recompute": ("layer0[0246]",)}, {}),
     "recomputed stages": ({"recompute_stages": True}, {}),
     "all together": (
@@ -82,7 +83,19 @@ def test_every_schedule_equals_one_process_with_replicas(pool: Pools, tmp_path: 
 
 @pytest.mark.parametrize(("schedule", "layout"), [("1f1b", "2x2"), ("gpipe", "2x2"), ("1f1b", "2x1"), ("interleaved-1f1b", "2x2")])
 @pytest.mark.parametrize(
-    "feature", ["plain", "clipping", "accumulation", "ragged", "tokens", "groups", "learning rate", "recomputed layers"]
+    "feature",
+    [
+        "plain",
+        "clipping",
+        "accumulation",
+        "ragged",
+        "tokens",
+        "groups",
+        "learning rate",
+        "frozen layers",
+        "frozen first half",
+        "recomputed layers",
+    ],
 )
 def test_sharded_replicas_equal_one_process(pool: Pools, tmp_path: Path, schedule: str, layout: str, feature: str) -> None:
     check(pool, tmp_path, schedule, layout, feature, replication="fsdp")

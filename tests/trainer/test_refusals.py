@@ -48,17 +48,12 @@ def test_a_loss_scale_that_cannot_work_is_refused() -> None:
         (2, Plan(micro_batches=2, cuts=(4,)), {"no_decay": ("*.gamma",)}, "groups: the pattern '*.gamma' fits no name"),
         (2, Plan(micro_batches=2, cuts=(4,)), {"precision": "bf16"}, "precision='bf16' has no effect on float64 parameters"),
         (2, Plan(micro_batches=2, cuts=(4,), schedule="zb-h1"), {"compile": True}, "compile=True does not work with schedule 'zb-h1'"),
-        (
-            2,
-            Plan(micro_batches=2, replicas=2),
-            {"replication": "fsdp", "frozen": ("layer00",)},
-            "'fsdp' is not offered together with frozen",
-        ),
         (2, Plan(micro_batches=2, cuts=(2, 4)), {}, "there are 3 stages for 2 ranks"),
         (2, Plan(micro_batches=2, replicas=3), {}, "replicas=3 in the plan do not divide 2 ranks"),
         (2, Plan(micro_batches=16, replicas=2), {}, "batch_size=16 cannot be cut into 16 micro-batches on each of 2 replicas"),
     ],
 )
+@pytest.mark.case("C5")
 def test_what_does_not_go_together_is_refused_on_every_rank(
     pool: Pools, tmp_path: Path, ranks: int, plan: Plan, settings: dict[str, Any], message: str
 ) -> None:

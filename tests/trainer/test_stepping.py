@@ -12,9 +12,11 @@ from tests.trainer import cases
 
 Pools = Callable[[int], RankPool]
 TWO = Plan(cuts=(4,), micro_batches=2)
+ZBV = Plan(cuts=(2, 4, 6), micro_batches=2, schedule="zbv")  # the last stage, and with it the loss, is on rank 0
 
 
 @pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.case("N13")
 def test_an_overflow_on_one_stage_is_one_decision_of_all_ranks(pool: Pools, tmp_path: Path, scaled: bool) -> None:
     answers = pool(2).run(cases.overflow, str(tmp_path), scaled=scaled)
     if not scaled:
@@ -29,6 +31,7 @@ def test_an_overflow_on_one_stage_is_one_decision_of_all_ranks(pool: Pools, tmp_
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.case("N14", "N17")
 def test_autocast_acts_on_both_stages_and_the_border_keeps_its_type(pool: Pools, tmp_path: Path, precision: str) -> None:
     wanted = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}[precision]
     first, second = pool(2).run(cases.autocast, str(tmp_path), precision=precision)
@@ -48,6 +51,7 @@ def test_learning_rates_are_equal_on_every_rank_whatever_its_groups(pool: Pools,
         assert [answer["decays"] for answer in answers] == [[0.0, 0.1]] * 4
 
 
+@pytest.mark.case("N16")
 def test_evaluation_with_other_batches_leaves_no_trace(pool: Pools, tmp_path: Path) -> None:
     plain = pool(4).run(cases.evaluate_between, str(tmp_path), evaluate=False)
     evaluated = pool(4).run(cases.evaluate_between, str(tmp_path), evaluate=True)
@@ -69,9 +73,16 @@ def test_replicas_whose_data_end_at_different_steps_stop_together(pool: Pools, t
     assert answers[0]["losses"] == pytest.approx(answers[0]["reference"], rel=1e-9)
 
 
+@pytest.mark.case("C4")
 def test_rank_0_shows_the_loss_and_counts_the_samples_of_the_whole_batch(pool: Pools, tmp_path: Path) -> None:
-    for ranks, plan in ((1, Plan(micro_batches=2)), (2, TWO), (4, Plan(cuts=(2, 4, 6), micro_batches=2)), (4, TWO.evolve(replicas=2))):
-        folder = tmp_path / f"{ranks}-{plan.replicas}"
+    for ranks, plan in (
+        (1, Plan(micro_batches=2)),
+        (2, TWO),
+        (2, ZBV),
+        (4, Plan(cuts=(2, 4, 6), micro_batches=2)),
+        (4, TWO.evolve(replicas=2)),
+    ):
+        folder = tmp_path / f"{ranks}-{plan.replicas}-{plan.schedule}"
         answers = pool(ranks).run(cases.shown, str(folder), plan=plan)
         text = answers[0]["screen"]
         assert f"loss {answers[0]['losses'][0]:.4f}" in text.splitlines()[0]
@@ -83,6 +94,7 @@ def test_rank_0_shows_the_loss_and_counts_the_samples_of_the_whole_batch(pool: P
 
 
 @pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.case("N10")
 def test_recompute_changes_neither_dropout_nor_batch_norm(pool: Pools, tmp_path: Path, recompute: bool) -> None:
     plain = pool(2).run(cases.train_noisy, str(tmp_path), recompute=())
     again = pool(2).run(cases.train_noisy, str(tmp_path), recompute=(0, 1) if recompute else (1,))

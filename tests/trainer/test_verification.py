@@ -9,7 +9,7 @@ from pptoolkit.plan import Plan
 from pptoolkit.verification import TOLERANCE, Verification
 from tests.support.ranks import RankPool
 from tests.trainer import cases
-from tests.trainer.parity import assert_same
+from tests.trainer.parity import assert_same, merge
 
 Pools = Callable[[int], RankPool]
 
@@ -42,6 +42,9 @@ def test_a_layer_that_differs_is_named_with_its_step(pool: Pools) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_layers_train_like_plain_ones(pool: Pools, tmp_path: Path) -> None:
-    (answer,) = pool(1).run(cases.compiled, str(tmp_path), limit_s=110)  # one rank: compiling takes longer than ranks of a pool wait
-    assert_same(answer["compiled"], answer["plain"], tolerance=1e-9)
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("plan", [Plan(micro_batches=2), Plan(cuts=(1,), micro_batches=2), Plan(micro_batches=2, replicas=2)])
+def test_compiled_layers_train_like_plain_ones(pool: Pools, tmp_path: Path, plan: Plan) -> None:
+    answers = pool(plan.stages * plan.replicas).run(cases.compiled, str(tmp_path), plan=plan, limit_s=380)
+    compiled, plain = (merge([answer[kind] for answer in answers]) for kind in ("compiled", "plain"))
+    assert_same(compiled, plain, tolerance=1e-9)
