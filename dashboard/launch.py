@@ -21,6 +21,7 @@ _SETTINGS = {
     "server.fileWatcherType": "none",
     "server.runOnSave": "false",
     "browser.gatherUsageStats": "false",
+    "logger.level": "warning",  # that the server has started is said by whoever starts it
     "client.toolbarMode": "minimal",
     "client.showErrorDetails": "none",  # a traceback belongs in the log, not on the page
     "client.showErrorLinks": "false",

@@ -74,10 +74,12 @@ def comparison(found: Comparison) -> RenderableType:
     table = _table("ms a step", "before", "after", "difference")
     table.add_row("run", escape(found.before.run_id), escape(found.after.run_id), "")
     table.add_row("cuts", escape(str(list(found.before.cuts))), escape(str(list(found.after.cuts))), "")
-    table.add_row("step time", _bare(found.before.step_time), _bare(found.after.step_time), _signed(found.difference_s), style="bold")
+    times = found.before.step_time, found.after.step_time
+    table.add_row("step time", *(_ms(time.median) for time in times), f"{found.difference_s.median * 1e3:+,.1f}", style="bold")
+    table.add_row("  95 % interval", *(_range(time) for time in times), _range(found.difference_s, sign="+"))
     for state, (before, after, difference) in found.accounting.items():
         if before or after:
-            table.add_row(_STATES.get(state, state), _ms(before), _ms(after), f"{difference * 1e3:+.1f}")
+            table.add_row(_STATES.get(state, state), _ms(before), _ms(after), f"{difference * 1e3:+,.1f}")
     change = f"{abs(found.gain_ratio):.1%} {'less' if found.gain_ratio > 0 else 'more'} time a step"
     parts: list[RenderableType] = [table, Text(change if found.is_significant else "no difference beyond the noise", style="bold")]
     if abs(found.compute_ratio - 1) > _SAME_MACHINE:
@@ -130,7 +132,19 @@ def _rates(found: Report) -> RenderableType:
 
 def _stages(found: Report) -> RenderableType:
     ranks = [] if all(row.rank == row.stage for row in found.stages) else ["rank"]
-    table = _table("stage", *ranks, "layers", "F ms", "B ms", "ms/step", "busy", "held", "kept MiB", "RSS MiB")
+    table = _table(
+        "stage",
+        *ranks,
+        "layers",
+        "F ms",
+        "B ms",
+        "ms/step",
+        "busy",
+        "held",
+        "kept",
+        "RSS",
+        title="stages (kept activations and resident set in MiB)",
+    )
     table.columns[1 + len(ranks)].justify = "left"
     slowest = found.verdict.stage if found.verdict is not None else None
     for row in found.stages:
@@ -254,12 +268,8 @@ def _interval(value: Interval) -> str:
     return interval_ms(value.median, value.low, value.high)
 
 
-def _bare(value: Interval) -> str:
-    return f"{value.median * 1e3:.1f} ({value.low * 1e3:.1f} to {value.high * 1e3:.1f})"
-
-
-def _signed(value: Interval) -> str:
-    return f"{value.median * 1e3:+.1f} ({value.low * 1e3:+.1f} to {value.high * 1e3:+.1f})"
+def _range(value: Interval, *, sign: str = "") -> str:
+    return f"{value.low * 1e3:{sign},.1f} to {value.high * 1e3:{sign},.1f}"
 
 
 def _ms(seconds: float) -> str:
