@@ -32,6 +32,10 @@ def prometheus_config(
     pushgateway: Annotated[str | None, typer.Option(help="Also scrape a Pushgateway, e.g. http://127.0.0.1:9091.")] = None,
     rules: Annotated[Path | None, typer.Option(help="Rule file; default: the packaged one.")] = None,
     interval: Annotated[int, typer.Option(help="Seconds between scrapes.", min=1, max=60)] = 5,
+    token_file: Annotated[Path | None, typer.Option(help="File with the token that the ranks ask for.")] = None,
+    ca: Annotated[Path | None, typer.Option(help="PEM file that the ranks' certificates are checked against.")] = None,
+    cert: Annotated[Path | None, typer.Option(help="PEM file: the certificate that Prometheus shows to the ranks.")] = None,
+    key: Annotated[Path | None, typer.Option(help="PEM file: its private key.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file instead of printing.")] = None,
 ) -> None:
     """Print a prometheus.yml that scrapes every rank of every run, with the alert rules."""
@@ -40,13 +44,21 @@ def prometheus_config(
     watched = RUNS if runs is None and not sd else runs
     if rules is not None and not rules.is_file():
         raise ConfigError(f"there is no rule file at {rules}; leave --rules out to use the packaged one")
-    config = ScrapeConfig(
+
+    def found_anywhere(path: Path | None) -> Path | None:
         # Prometheus reads relative paths from where its configuration lies, which is not where this command runs.
-        runs=watched.absolute() if watched is not None else None,
+        return path.absolute() if path is not None else None
+
+    config = ScrapeConfig(
+        runs=found_anywhere(watched),
         discovery=tuple(sd or ()),
         rules=((rules or RULES).absolute(),),
         pushgateway=pushgateway,
         interval_s=interval,
+        token_file=found_anywhere(token_file),
+        ca=found_anywhere(ca),
+        cert=found_anywhere(cert),
+        key=found_anywhere(key),
     )
     if output is None:
         typer.echo(config.render(), nl=False)

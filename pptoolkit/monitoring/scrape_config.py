@@ -27,6 +27,10 @@ class ScrapeConfig:
         rules: Rule files.
         pushgateway: Address of a Pushgateway whose final values are scraped too.
         interval_s: Time between scrapes, and between evaluations of the rules.
+        token_file: File with the token that ranks ask for; Prometheus reads it itself, so it is not written down here.
+        ca: Certificates (PEM file) that ranks' certificates are checked against; None: those of the system.
+        cert: Certificate (PEM file) that Prometheus shows to ranks that ask for one.
+        key: Its private key.
 
     Raises:
         ConfigError: If nothing is watched, or an address or a path cannot be.
@@ -37,6 +41,10 @@ class ScrapeConfig:
     rules: tuple[Path, ...] = ()
     pushgateway: str | None = None
     interval_s: int = 5
+    token_file: Path | None = None
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
 
     def __post_init__(self) -> None:
         if self.runs is None and not self.discovery:
@@ -48,6 +56,13 @@ class ScrapeConfig:
                 raise ConfigError(f"{address!r} is no address; write it like http://127.0.0.1:9100/sd")
         if self.interval_s < 1:
             raise ConfigError(f"interval_s={self.interval_s} is too short; use 1 second or more")
+        if (self.cert is None) != (self.key is None):
+            given, missing = ("cert", "key") if self.cert is not None else ("key", "cert")
+            raise ConfigError(f"{given} is given without {missing}; give both, or neither")
+        for name in ("token_file", "ca", "cert", "key"):
+            path = getattr(self, name)
+            if path is not None and not path.is_file():
+                raise ConfigError(f"{name}: there is no file {path}; give a file that Prometheus can read there")
 
     def render(self) -> str:
         """Return the text of prometheus.yml. Every string is quoted as JSON does it, which YAML reads as it is."""
@@ -65,6 +80,7 @@ class ScrapeConfig:
         yield "scrape_configs:"
         yield f"  - job_name: {JOB}"
         yield f"    scrape_timeout: {max(1, self.interval_s - 1)}s"
+        yield from self._credentials(indent=4)
         if self.runs is not None:
             yield "    # Each run with live ranks has a file here; it goes away with them."
             yield "    file_sd_configs:"
@@ -76,6 +92,7 @@ class ScrapeConfig:
             for address in self.discovery:
                 yield f"      - url: {json.dumps(address)}"
                 yield f"        refresh_interval: {self.interval_s}s"
+                yield from self._credentials(indent=8)
         if self.pushgateway is not None:
             parts = urlsplit(self.pushgateway)
             yield f"  - job_name: {FINAL_JOB}"
@@ -87,3 +104,13 @@ class ScrapeConfig:
                 yield f"    metrics_path: {json.dumps(parts.path.rstrip('/') + '/metrics')}"
             yield "    static_configs:"
             yield f"      - targets: [{json.dumps(parts.netloc)}]"
+
+    def _credentials(self, *, indent: int) -> Iterator[str]:
+        """Yield what Prometheus shows to the ranks, and to their service discovery."""
+        space = " " * indent
+        if self.token_file is not None:
+            yield f"{space}authorization: {{credentials_file: {json.dumps(str(self.token_file))}}}"
+        files = {"ca_file": self.ca, "cert_file": self.cert, "key_file": self.key}
+        shown = ", ".join(f"{name}: {json.dumps(str(path))}" for name, path in files.items() if path is not None)
+        if shown:
+            yield f"{space}tls_config: {{{shown}}}"

@@ -10,7 +10,14 @@ from grafana import FOLDER
 from pptoolkit.cli.main import run
 from pptoolkit.errors import ConfigError
 from pptoolkit.monitoring.scrape_config import ScrapeConfig
-from tests.support.prometheus import find_tool
+from pptoolkit.telemetry import Endpoint, RunDirectory, RunInfo
+from pptoolkit.telemetry.exporter import Exporter, Exposition
+from pptoolkit.telemetry.metrics import RankMetrics
+from pptoolkit.telemetry.security import EndpointSecurity
+from tests.support.certificates import make_certificates
+from tests.support.prometheus import find_tool, prometheus_server
+from tests.support.stand_in import wait_until
+from tests.telemetry.test_metrics import LAYOUT, fill
 
 
 def promtool(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -61,6 +68,33 @@ def test_an_unknown_option_is_told_without_a_traceback(capsys: pytest.CaptureFix
     assert run(["prometheus", "config", "--run", "x"]) == 2
     assert "No such option: --run" in capsys.readouterr().err
     assert run(["prometheus"]) == 2
+
+
+def test_ranks_behind_tls_and_a_token_are_scraped_by_a_real_prometheus(tmp_path: Path) -> None:
+    certificates, token = make_certificates(tmp_path), "0123456789abcdef-of-the-run"
+    (tmp_path / "token").write_text(token + "\n")
+    metrics = RankMetrics(LAYOUT)
+    fill(metrics)
+    exposition = Exposition(metrics.registry)
+    security = EndpointSecurity(tls_cert=certificates.server, tls_key=certificates.server_key, tls_client_ca=certificates.ca, token=token)
+    routes = {"/metrics": lambda request: exposition.render(request.headers.get("accept", ""))}
+    exporter = Exporter(routes, address="127.0.0.1", port=0, security=security)
+    run = RunDirectory.create(tmp_path / "runs" / "locked", RunInfo(run_id="locked"))
+    run.register_endpoint(Endpoint(rank=LAYOUT.rank, url=exporter.url, host="locked"))
+    keys = {"ca": Path(certificates.ca), "cert": Path(certificates.client), "key": Path(certificates.client_key)}
+    config = ScrapeConfig(runs=tmp_path / "runs", interval_s=1, token_file=tmp_path / "token", **keys)
+    try:
+        with prometheus_server(tmp_path / "prometheus", config.render()) as prometheus:
+            wait_until(lambda: prometheus.value('pptoolkit_loss{run_id="locked"}') == 2.5, limit_s=60)
+    finally:
+        exporter.close()
+    assert token not in config.render()
+
+
+@pytest.mark.parametrize("half", [{"cert": "x"}, {"key": "x"}, {"ca": "missing.pem"}, {"token_file": "missing"}])
+def test_half_of_a_pair_and_missing_files_are_refused(half: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is given without|there is no file"):
+        ScrapeConfig(runs=tmp_path, **{name: Path(value) for name, value in half.items()})
 
 
 def test_nothing_to_watch_and_no_interval_are_refused() -> None:
