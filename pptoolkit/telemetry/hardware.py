@@ -19,6 +19,8 @@ class HardwareSample:
         memory_bytes: By kind: resident (this process), host and device (all processes), and what the memory source told.
         network_bytes: Sent and received over all interfaces since the last look.
         device_utilization_ratio: Share of time in which the GPU ran a kernel, 0 to 1; None without a GPU.
+        device_power_watts: Power that the GPU draws; None where that is not known.
+        device_temperature_celsius: Temperature of its chip, likewise.
         memory_limit_bytes: How much there is at all, of the kinds for which that is known: host, device.
     """
 
@@ -26,33 +28,41 @@ class HardwareSample:
     memory_bytes: Mapping[str, int]
     network_bytes: Mapping[str, int]
     device_utilization_ratio: float | None = None
+    device_power_watts: float | None = None
+    device_temperature_celsius: float | None = None
     memory_limit_bytes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuReading:
+    """What a GPU says of itself now; None for what is not known.
+
+    Args:
+        utilization_ratio: Share of time in which a kernel ran, 0 to 1.
+        used_bytes: Memory in use on the device, by every process.
+        total_bytes: Memory of the device.
+        power_watts: Power that it draws.
+        temperature_celsius: Temperature of the chip.
+    """
+
+    utilization_ratio: float | None = None
+    used_bytes: int | None = None
+    total_bytes: int | None = None
+    power_watts: float | None = None
+    temperature_celsius: float | None = None
 
 
 class Gpu(Protocol):
     """The GPU of one rank."""
 
-    def utilization_ratio(self) -> float | None:
-        """Share of time in which a kernel ran; None where that is not known."""
-
-    def used_bytes(self) -> int | None:
-        """Memory in use on the device, by every process; None where that is not known."""
-
-    def total_bytes(self) -> int | None:
-        """Memory of the device; None where that is not known."""
+    def read(self) -> GpuReading: ...
 
 
 class NoGpu:
     """A rank without a GPU, or with one that NVML cannot see."""
 
-    def utilization_ratio(self) -> float | None:
-        return None
-
-    def used_bytes(self) -> int | None:
-        return None
-
-    def total_bytes(self) -> int | None:
-        return None
+    def read(self) -> GpuReading:
+        return GpuReading()
 
 
 class NvmlGpu:
@@ -61,21 +71,24 @@ class NvmlGpu:
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml, self._handle = nvml, handle
 
-    def utilization_ratio(self) -> float | None:
-        try:
-            return float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu) / 100
-        except self._nvml.NVMLError:
-            return None
+    def read(self) -> GpuReading:
+        nvml, handle = self._nvml, self._handle
+        load = self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+        memory = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+        milliwatts = self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        celsius = self._ask(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+        return GpuReading(
+            utilization_ratio=None if load is None else float(load.gpu) / 100,
+            used_bytes=None if memory is None else int(memory.used),
+            total_bytes=None if memory is None else int(memory.total),
+            power_watts=None if milliwatts is None else float(milliwatts) / 1e3,
+            temperature_celsius=None if celsius is None else float(celsius),
+        )
 
-    def used_bytes(self) -> int | None:
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        """Return the answer, or None: not every card measures everything, and one may fall off the bus."""
         try:
-            return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
-        except self._nvml.NVMLError:
-            return None
-
-    def total_bytes(self) -> int | None:
-        try:
-            return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).total)
+            return question()
         except self._nvml.NVMLError:
             return None
 
@@ -118,18 +131,20 @@ class HardwareSampler:
         host = psutil.virtual_memory()
         memory = {"resident": int(self._process.memory_info().rss), "host": int(host.total - host.available)}
         limits = {"host": int(host.total)}
-        used, total = self._gpu.used_bytes(), self._gpu.total_bytes()
-        if used is not None:
-            memory["device"] = used
-        if total is not None:
-            limits["device"] = total
+        gpu = self._gpu.read()
+        if gpu.used_bytes is not None:
+            memory["device"] = gpu.used_bytes
+        if gpu.total_bytes is not None:
+            limits["device"] = gpu.total_bytes
         if self._memory_source is not None:
             memory.update({str(kind): int(size) for kind, size in self._memory_source().items()})
         return HardwareSample(
             host_cpu_ratio=min(1.0, psutil.cpu_percent() / 100),
             memory_bytes=memory,
             network_bytes=self._traffic(),
-            device_utilization_ratio=self._gpu.utilization_ratio(),
+            device_utilization_ratio=gpu.utilization_ratio,
+            device_power_watts=gpu.power_watts,
+            device_temperature_celsius=gpu.temperature_celsius,
             memory_limit_bytes=limits,
         )
 

@@ -50,6 +50,8 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("memory_limit_bytes", "Memory that the device or the host has, bytes.", ("kind",)),
     ("memory_peak_bytes", "Highest memory in use so far, bytes.", ("kind",)),
     ("device_utilization_ratio", "Share of time in which the device ran a kernel, 0 to 1.", ()),
+    ("device_power_watts", "Power that the device draws, watts.", ()),
+    ("device_temperature_celsius", "Temperature of the device, degrees Celsius.", ()),
     ("host_cpu_ratio", "Share of the host's CPU time in use by all processes, 0 to 1.", ()),
     ("loss", "Mean loss of the last step.", ()),
     ("gradient_norm", "Global gradient norm of the last step, before clipping.", ()),
@@ -191,8 +193,10 @@ class RankMetrics:
     def observe_hardware(self, sample: HardwareSample) -> None:
         """Take a sample of the machine in."""
         self.series.set("host_cpu_ratio", sample.host_cpu_ratio)
-        if sample.device_utilization_ratio is not None:
-            self.series.set("device_utilization_ratio", sample.device_utilization_ratio)
+        for name in ("device_utilization_ratio", "device_power_watts", "device_temperature_celsius"):
+            value = getattr(sample, name)
+            if value is not None:
+                self.series.set(name, value)
         for kind, size in sample.memory_bytes.items():
             peak_of = kind.removeprefix("peak_")
             if kind == peak_of:

@@ -10,7 +10,7 @@ import pytest
 
 from pptoolkit.telemetry import Op, Recorder, RunDirectory
 from pptoolkit.telemetry.drops import Drops
-from pptoolkit.telemetry.hardware import HardwareSampler, NoGpu, NvmlGpu, find_gpu
+from pptoolkit.telemetry.hardware import GpuReading, HardwareSampler, NoGpu, NvmlGpu, find_gpu
 from pptoolkit.telemetry.heartbeat import Heartbeat, read_heartbeats, take_pulse
 from pptoolkit.telemetry.periodic import Periodic
 
@@ -80,15 +80,34 @@ def test_a_gpu_is_read_through_nvml() -> None:
         NVMLError=NvmlError,
         nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=87),
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=1 << 30, total=4 << 30),
+        NVML_TEMPERATURE_GPU=0,
+        nvmlDeviceGetPowerUsage=lambda handle: 310_500,
+        nvmlDeviceGetTemperature=lambda handle, sensor: 66,
     )
     sample = HardwareSampler(gpu=NvmlGpu(nvml, "handle")).sample()
     assert sample.device_utilization_ratio == 0.87
     assert sample.memory_bytes["device"] == 1 << 30
     assert sample.memory_limit_bytes["device"] == 4 << 30
+    assert (sample.device_power_watts, sample.device_temperature_celsius) == (310.5, 66)
+
+
+def test_what_a_card_does_not_measure_is_unknown_and_the_rest_is_known() -> None:
+    nvml = SimpleNamespace(
+        NVMLError=NvmlError,
+        NVML_TEMPERATURE_GPU=0,
+        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=87),
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=1, total=2),
+        nvmlDeviceGetPowerUsage=broken,
+        nvmlDeviceGetTemperature=lambda handle, sensor: 66,
+    )
+    reading = NvmlGpu(nvml, "handle").read()
+    assert (reading.utilization_ratio, reading.power_watts, reading.temperature_celsius) == (0.87, None, 66)
 
 
 def test_a_gpu_that_falls_off_the_bus_is_unknown_and_no_error() -> None:
-    nvml = SimpleNamespace(NVMLError=NvmlError, nvmlDeviceGetUtilizationRates=broken, nvmlDeviceGetMemoryInfo=broken)
+    asked = ("UtilizationRates", "MemoryInfo", "PowerUsage")
+    nvml = SimpleNamespace(NVMLError=NvmlError, NVML_TEMPERATURE_GPU=0, **{f"nvmlDeviceGet{name}": broken for name in asked})
+    nvml.nvmlDeviceGetTemperature = lambda handle, sensor: broken(handle)
     sample = HardwareSampler(gpu=NvmlGpu(nvml, "handle")).sample()
     assert sample.device_utilization_ratio is None
     assert "device" not in sample.memory_bytes
@@ -99,7 +118,7 @@ def test_a_gpu_that_falls_off_the_bus_is_unknown_and_no_error() -> None:
 def test_no_gpu_is_an_object_and_no_error(uuid: str | None) -> None:
     gpu = find_gpu(uuid)
     assert isinstance(gpu, NoGpu)
-    assert (gpu.utilization_ratio(), gpu.used_bytes(), gpu.total_bytes()) == (None, None, None)
+    assert gpu.read() == GpuReading()
 
 
 def test_periodic_work_goes_on_after_a_fault_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -34,6 +34,8 @@ DESIGNED = {  # DESIGN section 6: name -> type and labels
     "memory_peak_bytes": ("gauge", {"kind"}),
     "memory_limit_bytes": ("gauge", {"kind"}),
     "device_utilization_ratio": ("gauge", set()),
+    "device_power_watts": ("gauge", set()),
+    "device_temperature_celsius": ("gauge", set()),
     "host_cpu_ratio": ("gauge", set()),
     "samples_total": ("counter", set()),
     "tokens_total": ("counter", set()),
@@ -88,7 +90,8 @@ def fill(metrics: RankMetrics) -> None:
     metrics.observe_summary(StepSummary(step=0, loss=2.5, samples=8, tokens=80, gradient_norm=1.5, learning_rate=0.1))
     metrics.observe_link(LinkSample(Link(0, 1), transfer_ns=MS, newest_transfer_ns=MS, newest_bytes=1000, unreliable=2))
     sample = {"host_cpu_ratio": 0.5, "memory_bytes": {"resident": 100, "allocated": 70, "reserved": 90}, "network_bytes": {"sent": 5}}
-    metrics.observe_hardware(HardwareSample(**sample, device_utilization_ratio=0.9, memory_limit_bytes={"host": 200}))
+    gpu = {"device_utilization_ratio": 0.9, "device_power_watts": 310.0, "device_temperature_celsius": 66.0}
+    metrics.observe_hardware(HardwareSample(**sample, **gpu, memory_limit_bytes={"host": 200}))
     metrics.observe_staleness(1)
     metrics.series.set("heartbeat_timestamp_seconds", 1)
     metrics.series.set("inflight_op_start_timestamp_seconds", 1, "forward")
