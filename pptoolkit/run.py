@@ -313,7 +313,8 @@ class _Derived:
 
     @property
     def _checkpoints(self) -> pd.DataFrame:
-        rows = self._events.filter(pc.equal(self._events["op"], int(Op.CHECKPOINT))).to_pandas()
+        events = self._records.events
+        rows = events.filter(pc.equal(events["op"], int(Op.CHECKPOINT))).to_pandas()
         found: pd.DataFrame = rows[rows["attempt"] == self.steady.attempt]
         return found
 
