@@ -35,6 +35,7 @@ from pptoolkit.telemetry.heartbeat import Heartbeat
 POLL_EVERY_S = 0.25
 ENDED = (RunState.FINISHED, RunState.FAILED, RunState.STOPPED)
 _LEAST_PAUSE_S = 1.5
+_OLDEST_BEATS_S = 2.0  # well below what makes a rank silent
 _SHARE = 8  # a result that took t seconds to make is kept for at least 8 t
 _T = TypeVar("_T")
 
@@ -66,6 +67,7 @@ class WatchedRun:
         self._version = 0
         self._polled_s = 0.0
         self._beats: tuple[Heartbeat, ...] | None = None
+        self._beats_until_s = 0.0
         self._kept: dict[str, _Kept] = {}
 
     @property
@@ -87,8 +89,9 @@ class WatchedRun:
                 self._run = Run.open(self.path)
                 self._born_s, self._kept = self._run.info.created_unix_s, {}
                 self._run.poll()
-            self._beats = None
             self._polled_s = time.monotonic()
+            if self._polled_s >= self._beats_until_s:
+                self._beats = None
 
     def liveness(self) -> Liveness:
         with self._lock:
@@ -105,10 +108,13 @@ class WatchedRun:
         return max([*beats, float(scalars["unix_s"].iloc[-1]) if len(scalars) else 0.0], default=0.0)
 
     def heartbeats(self) -> tuple[Heartbeat, ...]:
-        """Return the ranks' signs of life as they were at the last refresh."""
+        """Return the ranks' signs of life as they were at the last refresh; a moment older where many ranks make reading them dear."""
         with self._lock:
             if self._beats is None:
+                began_s = time.monotonic()
                 self._beats = tuple(self._run.heartbeats())
+                ended_s = time.monotonic()
+                self._beats_until_s = ended_s + min(_SHARE * (ended_s - began_s), _OLDEST_BEATS_S)
             return self._beats
 
     def brief(self) -> Brief:
