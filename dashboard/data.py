@@ -14,6 +14,7 @@ from typing import TypeVar
 import pandas as pd
 
 from dashboard.brief import Brief, build_brief
+from dashboard.bubble_causes import CauseFinder, usual_seconds
 from dashboard.simulated import ideal_step, mean_passes
 from dashboard.timeline_message import Scene
 from dashboard.window import Lane, lanes_of
@@ -28,7 +29,7 @@ from pptoolkit.planner.step_costs import MeasuredStep
 from pptoolkit.planner.suggest import Suggestions
 from pptoolkit.run import Run
 from pptoolkit.simulator import SimulatedStep
-from pptoolkit.telemetry import RunInfo, list_runs
+from pptoolkit.telemetry import RunInfo
 from pptoolkit.telemetry.event_reader import Skipped
 from pptoolkit.telemetry.heartbeat import Heartbeat
 
@@ -69,6 +70,7 @@ class WatchedRun:
         self._beats: tuple[Heartbeat, ...] | None = None
         self._beats_until_s = 0.0
         self._kept: dict[str, _Kept] = {}
+        self._finder = CauseFinder()
 
     @property
     def name(self) -> str:
@@ -87,7 +89,7 @@ class WatchedRun:
                 self._version += 1
             if self._run.info.created_unix_s != self._born_s:  # removed and begun anew under the same name
                 self._run = Run.open(self.path)
-                self._born_s, self._kept = self._run.info.created_unix_s, {}
+                self._born_s, self._kept, self._finder = self._run.info.created_unix_s, {}, CauseFinder()
                 self._run.poll()
             self._polled_s = time.monotonic()
             if self._polled_s >= self._beats_until_s:
@@ -226,7 +228,12 @@ class WatchedRun:
             first, last = int(wanted["step"].min()), int(wanted["step"].max())
             timeline = self._keep("timeline", lambda: self._run.timeline((first, last + 1)), of=(first, last), lazily=False)
             lanes: tuple[Lane, ...] = lanes_of(self.info.stage_to_rank, ranks=self.info.ranks)
-            return Scene(timeline=timeline, steps=steps, lanes=lanes, silent=self._run.silent_ranks)
+            return Scene(timeline=timeline, steps=steps, lanes=lanes, silent=self._run.silent_ranks, finder=self._finder)
+
+    def learn_usual_times(self) -> None:
+        """Take the medians of the steps so far as what is usual, before the causes of bubbles are asked for."""
+        with self._lock:
+            self._finder.usual_s = self._keep("usual", lambda: usual_seconds(self._run.steady()))
 
     def step_numbers(self) -> list[int]:
         """Return the steps that all ranks have finished, in the order of time."""
@@ -272,38 +279,3 @@ class WatchedRun:
                 value = make()
                 kept = self._kept[kind] = _Kept(self._version, of, now, time.monotonic() - now, value)
             return kept.value  # type: ignore[return-value]
-
-
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """A run directory that cannot be read, and why."""
-
-    name: str
-    reason: str
-
-
-class Catalogue:
-    """The runs below a folder, each opened once."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self._lock = threading.Lock()
-        self._open: dict[Path, WatchedRun] = {}
-
-    def look(self) -> tuple[list[WatchedRun], list[Unreadable]]:
-        """Return the readable runs, the most recently begun first, and the others."""
-        good: list[WatchedRun] = []
-        bad: list[Unreadable] = []
-        with self._lock:
-            directories = list_runs(self.root)
-            for gone in set(self._open) - {directory.path for directory in directories}:
-                del self._open[gone]
-            for directory in directories:
-                try:
-                    run = self._open.get(directory.path) or WatchedRun(directory.path)
-                except PPToolkitError as error:
-                    bad.append(Unreadable(directory.path.name, str(error)))
-                    continue
-                self._open[directory.path] = run
-                good.append(run)
-        return sorted(good, key=lambda run: (-run.info.created_unix_s, run.name)), sorted(bad, key=lambda run: run.name)

@@ -14,9 +14,10 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
+from dashboard.catalogue import Catalogue, Unreadable
 from dashboard.charts.numbers import duration, size
 from dashboard.charts.palette import INK
-from dashboard.data import Catalogue, Unreadable, WatchedRun
+from dashboard.data import WatchedRun
 from pptoolkit.analysis.liveness import RunState
 from pptoolkit.errors import PPToolkitError
 

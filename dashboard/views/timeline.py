@@ -68,7 +68,7 @@ def _live(run: WatchedRun) -> None:
         ranks = ", ".join(str(rank) for rank in sorted(scene.silent)[:12]) + (" and more" if len(scene.silent) > 12 else "")
         say(":material/visibility_off:", "These ranks have sent nothing yet; their rows stay empty:", ranks)
     _write_address(view, jump)
-    gantt(build_message(scene, view, jump), key=key)
+    gantt(build_message(scene, view, jump, panel=Panel(live=run.is_live())), key=key)
     if ideal is not None:
         _beside(run, scene, ideal)
     _curves(run)
@@ -111,6 +111,8 @@ def _beside(run: WatchedRun, scene: Scene, ideal: str) -> None:
 
 def _scene(run: WatchedRun, view: ViewState | None, jump: Jump) -> Scene | None:
     """Read no more of the run than what is looked at."""
+    if view is not None and view.gaps == "cause":
+        run.learn_usual_times()
     if view is not None and view.jump == jump.token:
         if view.follow:
             return run.scene(newest=jump.steps + 1)

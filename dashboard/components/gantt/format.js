@@ -72,12 +72,25 @@ function describeLevel(model, kind, t) {
   return { title: unit ? `${unit} ${title}` : title, lines };
 }
 
-function describeBubble(model, lane, t, gap) {
+// The coloured bubble at time t of a lane, as its place in the gaps; -1: none.
+function gapAt({ gaps, header }, lane, t) {
+  const local = t - header.origin_us;
+  for (let i = 0; i < gaps.lane.length; i++)
+    if (gaps.lane[i] === lane && gaps.start[i] <= local && local <= gaps.start[i] + gaps.length[i]) return i;
+  return -1;
+}
+
+function describeBubble(model, wants, lane, t, gap) {
   const lines = [["duration", formatDuration(gap.to - gap.from)], ["rank", model.header.lanes[lane].rank]];
   if (gap.step >= 0) lines.push(["step", gap.step]);
   if (gap.before >= 0) lines.push(["after", barName(model, gap.before)]);
   if (gap.after >= 0) lines.push(["before", barName(model, gap.after)]);
   const phase = phaseAt(model, lane, t);
   if (phase) lines.push(["phase", phase]);
+  const i = gapsShown(model, wants) ? gapAt(model, lane, t) : -1;
+  if (i >= 0) {
+    const { label, word } = model.header.gap_kinds[model.gaps.kind[i]];
+    lines.push([word ? "cause" : "mostly", `${label.replace("bubble: ", "")}, ${model.gaps.share[i]} %`]);
+  }
   return { title: "bubble: could compute, does not", lines };
 }

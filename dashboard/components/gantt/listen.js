@@ -60,7 +60,7 @@ function listen(gantt) {
 
 const KEYS = {
   ArrowLeft: "left", ArrowRight: "right", "+": "in", "=": "in", "-": "out", "[": "previous", "]": "next", f: "fit", F: "fit",
-  " ": "follow", a: "arrows", A: "arrows", c: "path", C: "path", b: "gaps", B: "gaps", Home: "first", End: "last", Escape: "clear", ArrowUp: "up", ArrowDown: "down",
+  " ": "follow", a: "arrows", A: "arrows", c: "path", C: "path", b: "doing", B: "doing", w: "cause", W: "cause", Home: "first", End: "last", Escape: "clear", ArrowUp: "up", ArrowDown: "down",
 };
 
 function act(gantt, name) {
@@ -96,7 +96,8 @@ function act(gantt, name) {
       gantt.draw();
     },
     path: () => gantt.ask("path"),
-    gaps: () => gantt.ask("gaps"),
+    doing: () => gantt.ask("gaps", "doing"),
+    cause: () => gantt.ask("gaps", "cause"),
     levels: () => gantt.ask("levels"),
     png: () => {
       const link = document.createElement("a");
@@ -150,7 +151,7 @@ function hover(gantt, point) {
   gantt.marks.cursor = found.level !== undefined ? point.x : -1;
   if (found.bar !== undefined) gantt.showTip(point, describeBar(gantt.model, found.bar));
   else if (found.level !== undefined) gantt.showTip(point, describeLevel(gantt.model, found.level, found.t));
-  else if (found.gap) gantt.showTip(point, describeBubble(gantt.model, found.lane, found.t, found.gap));
+  else if (found.gap) gantt.showTip(point, describeBubble(gantt.model, gantt.wants, found.lane, found.t, found.gap));
   else gantt.hideTip();
   gantt.draw();
 }

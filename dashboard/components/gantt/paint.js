@@ -96,7 +96,7 @@ function paint(ctx, model, view, layout, theme, marks) {
   ctx.rect(plot.left, layout.top, plot.right - plot.left, layout.lanesHeight);
   ctx.clip();
   paintSpans(frame);
-  if (model.gaps && marks.wants.gaps) paintGaps(frame);
+  if (gapsShown(model, marks.wants)) paintGaps(frame);
   paintBars(frame);
   paintStepLines(frame);
   if (marks.arrows) paintArrows(frame);
@@ -171,7 +171,7 @@ function paintBars(frame) {
   paintNumbers(frame, rows, fittingNumbers(frame, rows, texts, drawn));
 }
 
-// What is written into which bar: letter and number, or the number alone, as large as fits; a row where most do not fit gets none.
+// What is written into the bars of a row and op: letter and number, or the number alone, in the first way that fits most of them; else none.
 function fittingNumbers({ model, plot }, rows, texts, drawn) {
   const { bars, header } = model;
   const found = new Map();
@@ -179,16 +179,16 @@ function fittingNumbers({ model, plot }, rows, texts, drawn) {
     const i = texts[k];
     const left = Math.max(texts[k + 1], plot.left);
     const width = Math.min(texts[k + 1] + texts[k + 2], plot.right) - left;
+    const key = bars.lane[i] * 32 + bars.op[i];
+    if (!found.has(key)) found.set(key, [[], [], []]);
     const size = Math.min(13, Math.max(9, rows[bars.lane[i]].height * 0.42));
     const number = String(bars.micro_batch[i]);
     const choices = [[header.ops[bars.op[i]].letter + number, size, 6], [number, size, 2], [number, 9, 0.5]];
-    const fits = choices.find(([text, px, air]) => width >= px * 0.58 * text.length + air);
-    if (!fits) continue;
-    const key = bars.lane[i] * 32 + bars.op[i];
-    if (!found.has(key)) found.set(key, []);
-    found.get(key).push({ i, text: fits[0], size: fits[1], middle: left + width / 2 });
+    choices.forEach(([text, px, air], way) => {
+      if (width >= px * 0.58 * text.length + air) found.get(key)[way].push({ i, text, size: px, middle: left + width / 2 });
+    });
   }
-  return [...found].filter(([key, list]) => list.length >= 0.7 * drawn.get(key)).flatMap(([, list]) => list);
+  return [...found].flatMap(([key, ways]) => ways.find((list) => list.length >= 0.7 * drawn.get(key)) ?? []);
 }
 
 function paintNumbers({ ctx, model, marks, theme }, rows, numbers) {
