@@ -92,6 +92,16 @@ CAUSE_COLORS: dict[str, str] = {
     "unexplained": "#5e3c99",
 }
 
+# What a rank's latest sign of life says: waiting has the colour of waiting everywhere else.
+RANK_COLORS: dict[str, str] = {
+    "computes": OP_STYLES[Op.FORWARD].color,
+    "between ops": OP_STYLES[Op.SEND].color,
+    "waits": OP_STYLES[Op.RECV].color,
+    "silent": "#e69f00",
+    "not seen": "#b2182b",
+    "ended": "#8f8f99",
+}
+
 # Text outside of bars, on a light and on a dark page.
 INK = {"light": "#1f2328", "dark": "#e6e8eb"}
 

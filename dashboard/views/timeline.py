@@ -6,7 +6,7 @@ from dashboard.charts.curves import curve_chart
 from dashboard.charts.numbers import duration, number, percent
 from dashboard.components.gantt import gantt, last_view
 from dashboard.data import WatchedRun
-from dashboard.frame import choose_run, loss_badges, refresh, refresh_every, say, say_waiting, state_badge
+from dashboard.frame import choose_run, loss_badges, offer_tables, refresh, refresh_every, say, say_waiting, state_badge
 from dashboard.simulated import simulated_scene
 from dashboard.timeline_message import Jump, Panel, Scene, build_message, step_window
 from dashboard.view_state import ViewState
@@ -176,6 +176,7 @@ def _numbers(run: WatchedRun) -> None:
 
 
 def _curves(run: WatchedRun) -> None:
+    """Draw loss and step time over all steps."""
     losses, times = run.losses(), run.step_times()
     if times.empty:
         return
@@ -187,3 +188,4 @@ def _curves(run: WatchedRun) -> None:
             st.caption("No rank has reported a loss yet.")
     with right:
         st.altair_chart(curve_chart({run.name: times}, "step_time_s", title="step time, ms", factor=1e3), key="step-time-curve", height=190)
+    offer_tables(run.name, {"losses": losses, "step times": times})

@@ -72,6 +72,19 @@ function describeLevel(model, kind, t) {
   return { title: unit ? `${unit} ${title}` : title, lines };
 }
 
+// The bars in view as a table; a merged bar counts its ops and has no micro-batch of its own.
+function barsAsText({ header, bars }, view) {
+  const lines = ["rank,replica,stage,op,micro_batch,step,start_us,duration_us,bytes,ops"];
+  for (let i = 0; i < bars.op.length; i++) {
+    const start = header.origin_us + bars.start[i];
+    if (start > view.to || start + bars.length[i] < view.from) continue;
+    const { rank, replica } = header.lanes[bars.lane[i]];
+    const numbers = [bars.micro_batch[i], bars.step[i], start.toFixed(1), bars.length[i].toFixed(1), bars.bytes[i], bars.count[i]];
+    lines.push([rank, replica, bars.stage[i], `"${header.ops[bars.op[i]].label}"`, ...numbers].join(","));
+  }
+  return `${lines.join("\n")}\n`;
+}
+
 // The coloured bubble at time t of a lane, as its place in the gaps; -1: none.
 function gapAt({ gaps, header }, lane, t) {
   const local = t - header.origin_us;

@@ -50,7 +50,7 @@ function listen(gantt) {
   });
   on(canvas, "dblclick", () => act(gantt, "fit"));
   on(canvas, "keydown", (event) => {
-    const name = KEYS[event.key];
+    const name = event.key === "Enter" && event.shiftKey ? "previous_bar" : KEYS[event.key];
     if (!name || !gantt.model || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     act(gantt, name);
@@ -60,7 +60,7 @@ function listen(gantt) {
 
 const KEYS = {
   ArrowLeft: "left", ArrowRight: "right", "+": "in", "=": "in", "-": "out", "[": "previous", "]": "next", f: "fit", F: "fit",
-  " ": "follow", a: "arrows", A: "arrows", c: "path", C: "path", b: "doing", B: "doing", w: "cause", W: "cause", Home: "first", End: "last", Escape: "clear", ArrowUp: "up", ArrowDown: "down",
+  " ": "follow", Enter: "next_bar", a: "arrows", A: "arrows", c: "path", C: "path", b: "doing", B: "doing", w: "cause", W: "cause", Home: "first", End: "last", Escape: "clear", ArrowUp: "up", ArrowDown: "down",
 };
 
 function act(gantt, name) {
@@ -99,14 +99,38 @@ function act(gantt, name) {
     doing: () => gantt.ask("gaps", "doing"),
     cause: () => gantt.ask("gaps", "cause"),
     levels: () => gantt.ask("levels"),
-    png: () => {
-      const link = document.createElement("a");
-      link.download = `timeline-step-${gantt.model.steps[stepInView(gantt.model.steps, view)]?.step ?? 0}.png`;
-      link.href = gantt.canvas.toDataURL("image/png");
-      link.click();
+    next_bar: () => selectBeside(gantt, 1),
+    previous_bar: () => selectBeside(gantt, -1),
+    png: () => save(gantt, "png", gantt.canvas.toDataURL("image/png")),
+    csv: () => {
+      const address = URL.createObjectURL(new Blob([barsAsText(gantt.model, view)], { type: "text/csv" }));
+      save(gantt, "csv", address);
+      setTimeout(() => URL.revokeObjectURL(address), 10_000);
     },
   };
   actions[name]();
+}
+
+function save(gantt, kind, address) {
+  const step = gantt.model.steps[stepInView(gantt.model.steps, gantt.view)]?.step ?? 0;
+  Object.assign(document.createElement("a"), { download: `timeline-step-${step}.${kind}`, href: address }).click();
+}
+
+// Select the bar after or before the selected one of its row, by keys alone; without one, the first in view. The view follows.
+function selectBeside(gantt, by) {
+  const { model, marks, view } = gantt;
+  const { bars, header } = model;
+  const solid = (i) => !header.ops[bars.op[i]].thin;
+  const from = (i) => header.origin_us + bars.start[i];
+  let i = marks.selected;
+  if (i < 0) for (i = 0; i < bars.op.length && !(solid(i) && from(i) >= view.from); ) i++;
+  else do i += by; while (i >= 0 && i < bars.op.length && !solid(i));
+  if (i < 0 || i >= bars.op.length) return;
+  gantt.select(i);
+  const end = from(i) + bars.length[i];
+  if (from(i) >= view.from && end <= view.to) return;
+  view.set(from(i) - view.span / 2, from(i) + view.span / 2);
+  gantt.moved();
 }
 
 function pointOf(event) {
