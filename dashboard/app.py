@@ -3,7 +3,7 @@
 import streamlit as st
 
 from dashboard.entrance import may_enter
-from dashboard.views import compare, health, links, rebalance, runs, stages, timeline, what_if
+from dashboard.views import compare, health, links, live_metrics, rebalance, runs, stages, timeline, what_if
 
 # A picture of our own: a named icon would be fetched from another host.
 ICON = (
@@ -28,6 +28,7 @@ def main() -> None:
         st.Page(compare.page, title="Compare", icon=":material/compare_arrows:", url_path="compare"),
         st.Page(what_if.page, title="What-if", icon=":material/tune:", url_path="what-if"),
         st.Page(health.page, title="Health", icon=":material/ecg_heart:", url_path="health"),
+        st.Page(live_metrics.page, title="Live metrics", icon=":material/monitor_heart:", url_path="live-metrics"),
     ]
     st.session_state["pages"] = {page.url_path or "runs": page for page in pages}
     st.navigation(pages, position="top").run()

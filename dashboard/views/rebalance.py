@@ -7,6 +7,7 @@ import streamlit as st
 
 from dashboard.charts.intervals import StepTime, interval_chart
 from dashboard.charts.numbers import duration, percent, size
+from dashboard.charts.palette import CAUSE_COLORS, STATE_COLORS
 from dashboard.charts.stacked import stacked_chart, stacked_rows
 from dashboard.charts.strip import strip_chart, strip_rows
 from dashboard.components.cuts import cut_strip, dragged_cuts
@@ -34,7 +35,8 @@ PART_LABELS = {
     "links": "messages",
     "step edges": "data, optimizer, collectives",
 }
-PART_COLORS = dict(zip(PART_LABELS.values(), ("#0072b2", "#b9b9bd", "#d55e00", "#56b4e9", "#009e73"), strict=True))
+_CAUSES = [CAUSE_COLORS[cause] for cause in ("schedule", "imbalance", "link", "step_end")]
+PART_COLORS = dict(zip(PART_LABELS.values(), (STATE_COLORS["compute"], *_CAUSES), strict=True))
 BASELINE_LABELS = {
     "uniform": "same number of layers",
     "by_parameters": "same number of parameters",

@@ -186,7 +186,7 @@ function paintGroup({ ctx, model, layout, marks, scale, view, plot }, { op, shad
     if (thin) ctx.fillRect(left, g.bar + g.height - g.foot, Math.max(width, 0.7), g.foot);
     else ctx.fillRect(left, g.bar, Math.max(width, 0.7), g.height);
     if (!letter || g.height < 11 || micro_batch[i] < 0) continue;
-    drawn[lane[i] * 32 + op]++;
+    if (left >= plot.left && left + width <= plot.right) drawn[lane[i] * 32 + op]++; // one that is cut off decides nothing
     if (width >= 6 && texts.length < 18000) texts.push(i, left, width);
   }
 }
@@ -208,7 +208,7 @@ function fittingNumbers({ model, plot }, rows, texts, drawn) {
       if (width >= px * 0.58 * text.length + air) found.get(key)[way].push({ i, text, size: px, middle: left + width / 2 });
     });
   }
-  return [...found].flatMap(([key, ways]) => ways.find((list) => list.length >= 0.7 * drawn[key]) ?? []);
+  return [...found].flatMap(([key, ways]) => ways.find((list, way) => list.length >= (way < 2 ? 0.97 : 0.7) * drawn[key]) ?? []);
 }
 
 function paintNumbers({ ctx, model, marks, theme }, rows, numbers) {

@@ -58,11 +58,13 @@ function paintLevelWords(ctx, { title, unit, format }, top, highest, theme, plot
   ctx.fillStyle = theme.text;
   ctx.font = `600 12px ${theme.font}`;
   ctx.fillText(title, 2, top + 10);
+  const taken = ctx.measureText(title).width + 14;
   ctx.fillStyle = theme.soft;
   ctx.font = `11px ${theme.font}`;
   if (unit) ctx.fillText(unit, 2, top + 26);
   ctx.textAlign = "right";
-  ctx.fillText(format(highest), plot.left - 6, top + 6);
+  const crowded = taken + ctx.measureText(format(highest)).width > plot.left - 6;
+  ctx.fillText(format(highest), plot.left - 6, top + (crowded ? 25 : 6));
   ctx.fillText("0", plot.left - 6, top + LEVEL.height - 4);
 }
 
