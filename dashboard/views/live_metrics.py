@@ -75,8 +75,8 @@ def _curve_chart(curve: pd.DataFrame) -> alt.Chart:
         alt.Chart(data[["at", "ms"]])
         .mark_line(strokeWidth=2, color=RUN_COLORS[0])
         .encode(
-            x=alt.X("at:T", title=None, axis=alt.Axis(format="%H:%M", grid=False)),
-            y=alt.Y("ms:Q", title="step time, ms", scale=alt.Scale(zero=False)),
+            x=alt.X("at:T", title=None, axis=alt.Axis(format="%H:%M", grid=False, tickCount=6, labelOverlap=True)),
+            y=alt.Y("ms:Q", title="step time, ms", scale=alt.Scale(zero=False), axis=alt.Axis(format=".4~g", tickCount=5)),
             tooltip=tooltip,
         )
         .properties(height=220)

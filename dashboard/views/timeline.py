@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from dashboard.charts.curves import curve_chart
+from dashboard.charts.curves import curve_chart, step_time_chart
 from dashboard.charts.numbers import duration, number, percent
 from dashboard.components.gantt import gantt, last_view
 from dashboard.data import WatchedRun
@@ -187,5 +187,5 @@ def _curves(run: WatchedRun) -> None:
         else:
             st.caption("No rank has reported a loss yet.")
     with right:
-        st.altair_chart(curve_chart({run.name: times}, "step_time_s", title="step time, ms", factor=1e3), key="step-time-curve", height=190)
+        st.altair_chart(step_time_chart({run.name: times}), key="step-time-curve", height=190)
     offer_tables(run.name, {"losses": losses, "step times": times})

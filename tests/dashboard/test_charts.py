@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dashboard.charts.curves import MOST_POINTS, curve_chart, thin_out
+from dashboard.charts.curves import MOST_POINTS, curve_chart, step_time_chart, thin_out
 from dashboard.charts.gains import gain_chart, gain_rows
 from dashboard.charts.heat import heat_chart, heat_rows
 from dashboard.charts.intervals import StepTime, interval_chart
@@ -32,6 +32,14 @@ def test_a_long_curve_is_averaged_to_a_bounded_number_of_points() -> None:
 def test_steps_without_a_finite_loss_leave_no_point() -> None:
     frame = pd.DataFrame({"step": [0, 1, 2, 3], "loss": [1.0, None, float("nan"), float("inf")]})
     assert thin_out(frame, "loss")["step"].tolist() == [0]
+
+
+def test_step_times_are_in_the_unit_that_suits_them() -> None:
+    def titles(seconds: float) -> str:
+        frame = pd.DataFrame({"step": [0, 1], "step_time_s": [seconds, seconds]})
+        return str(step_time_chart({"a": frame}).to_dict()["layer"][0]["encoding"]["y"]["title"])
+
+    assert (titles(0.127), titles(3.2)) == ("step time, ms", "step time, s")
 
 
 def test_two_equal_curves_differ_in_color_and_dash_and_carry_their_names() -> None:
