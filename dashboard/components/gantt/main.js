@@ -214,7 +214,11 @@ function fillLegend(gantt) {
   if (causes.some((kind) => kind.total)) chips.push(note("bubbles, as share of the ranks' time:"));
   for (const kind of causes) chips.push(chip(kind.total ? `${kind.label} ${kind.total}` : kind.label, kind.color, kind.word ? "gap cause" : "gap"));
   if (gantt.wants.gaps && header.gaps_note) chips.push(note(header.gaps_note));
-  if (gantt.wants.path) chips.push(chip("critical path", "", "path"));
+  if (gantt.wants.path) {
+    const path = chip("critical path", "", "path");
+    path.firstChild.style.borderColor = PATH_COLOR[readTheme(gantt.root).dark ? "dark" : "light"];
+    chips.push(path);
+  }
   header.phases.forEach((phase) => chips.push(chip(phase.label, "", `phase ${phase.shape}`)));
   gantt.legend.replaceChildren(...chips);
 }
