@@ -8,6 +8,7 @@ with that cause than in the one without:
     replay with jitter       |F0 |F1|....|B0|                      4, so jitter adds 2
 """
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -31,7 +32,7 @@ Usual = Mapping[tuple[int, int], float]
 
 @dataclass(slots=True)
 class CauseFinder:
-    """Finds the causes of the bubbles of single steps, and remembers them: a step that is over does not change.
+    """Finds the causes of the bubbles of single steps, and remembers them: a step that is over does not change. Sessions may share it.
 
     Args:
         usual_s: Median seconds of each (op, stage) over the steps behind the statistics; what is not in it is taken from the step itself.
@@ -39,24 +40,28 @@ class CauseFinder:
 
     usual_s: Usual = field(default_factory=dict)
     _kept: dict[tuple[int, int], pd.DataFrame | None] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def of_step(self, timeline: pd.DataFrame, step: pd.DataFrame) -> pd.DataFrame | None:
-        """Return the gaps of one step, or None where it cannot be replayed.
+        """Return the gaps of one step, or None where it cannot be replayed or is not complete yet.
 
         Args:
             timeline: Events of at least this step.
-            step: Its row of the steps, with attempt, step, start_ns, end_ns and step_time_s.
+            step: Its row of the steps, with attempt, step, start_ns, end_ns, step_time_s and complete.
 
         Returns:
             Columns rank, start_ns, end_ns, cause (a place in ``CAUSES``, of the largest part), share (of the parts that add to the gap),
             and the seconds of each cause, which sum to the gap and may be negative.
         """
         key = (int(step["attempt"].iloc[0]), int(step["step"].iloc[0]))
-        if key not in self._kept:
-            while len(self._kept) >= MOST_KEPT:
-                del self._kept[next(iter(self._kept))]
-            self._kept[key] = _gaps_of_step(timeline, step, self.usual_s)
-        return self._kept[key]
+        if not bool(step["complete"].iloc[0]):
+            return None
+        with self._lock:
+            if key not in self._kept:
+                while len(self._kept) >= MOST_KEPT:
+                    del self._kept[next(iter(self._kept))]
+                self._kept[key] = _gaps_of_step(timeline, step, self.usual_s)
+            return self._kept[key]
 
 
 def usual_seconds(steady: SteadySteps) -> dict[tuple[int, int], float]:

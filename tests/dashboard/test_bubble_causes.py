@@ -73,6 +73,16 @@ def test_an_incomplete_or_endless_step_is_left_without_a_cause(timeline: pd.Data
     assert {kind.total for kind in kinds} == {""}
 
 
+def test_a_step_that_some_rank_has_not_finished_is_asked_for_again(timeline: pd.DataFrame) -> None:
+    finder = CauseFinder()
+    early = timeline[(timeline["rank"] != 2) | (timeline["step"] != 5)]
+    assert finder.of_step(early, scene_of(early).steps.iloc[[5]]) is None
+    late = finder.of_step(timeline, scene_of(timeline).steps.iloc[[5]])
+    assert late is not None
+    assert set(late["rank"]) == {0, 1, 2, 3}
+    assert finder.of_step(timeline, scene_of(timeline).steps.iloc[[5]]) is late
+
+
 def test_the_message_carries_causes_only_when_they_are_asked_for(timeline: pd.DataFrame) -> None:
     scene, jump = scene_of(timeline), Jump(token="a", window_us=(0.0, 300_000.0))
     view = ViewState(from_us=0, to_us=300_000, follow=False, width_px=900, jump="a", levels=False)
