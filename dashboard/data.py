@@ -36,8 +36,9 @@ from pptoolkit.telemetry.heartbeat import Heartbeat
 POLL_EVERY_S = 0.25
 ENDED = (RunState.FINISHED, RunState.FAILED, RunState.STOPPED)
 _LEAST_PAUSE_S = 1.5
-_OLDEST_BEATS_S = 2.0  # well below what makes a rank silent
 _SHARE = 8  # a result that took t seconds to make is kept for at least 8 t
+_BEATS_SHARE = 20  # likewise for signs of life, where a thousand files are read
+_OLDEST_BEATS_S = 2.0  # well below what makes a rank silent
 _T = TypeVar("_T")
 
 
@@ -116,7 +117,7 @@ class WatchedRun:
                 began_s = time.monotonic()
                 self._beats = tuple(self._run.heartbeats())
                 ended_s = time.monotonic()
-                self._beats_until_s = ended_s + min(_SHARE * (ended_s - began_s), _OLDEST_BEATS_S)
+                self._beats_until_s = ended_s + min(_BEATS_SHARE * (ended_s - began_s), _OLDEST_BEATS_S)
             return self._beats
 
     def brief(self) -> Brief:

@@ -27,7 +27,7 @@ def test_signs_of_life_that_are_dear_to_read_are_kept_for_a_moment(tmp_path: Pat
     monkeypatch.setattr("dashboard.data.POLL_EVERY_S", 0.0)
     watched = WatchedRun(run.directory.path)
     for kept in (False, True):
-        monkeypatch.setattr("dashboard.data._SHARE", 10**9 if kept else 0)  # so many times what reading them took
+        monkeypatch.setattr("dashboard.data._BEATS_SHARE", 10**9 if kept else 0)  # so many times what reading them took
         watched.refresh()
         before = watched.heartbeats()
         run.train(1)

@@ -35,6 +35,7 @@ def show(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
         monkeypatch.setattr("dashboard.data.POLL_EVERY_S", 0.0)
         monkeypatch.setattr("dashboard.data._LEAST_PAUSE_S", 0.0)
         monkeypatch.setattr("dashboard.data._SHARE", 0)
+        monkeypatch.setattr("dashboard.data._BEATS_SHARE", 0)
         app = AppTest.from_function(_page, args=(name,), default_timeout=20)
         for key, value in address.items():
             app.query_params[key] = value
