@@ -36,6 +36,7 @@ from pptoolkit.telemetry.heartbeat import Heartbeat
 POLL_EVERY_S = 0.25
 ENDED = (RunState.FINISHED, RunState.FAILED, RunState.STOPPED)
 _LEAST_PAUSE_S = 1.5
+_CURVES_PAUSE_S = 5.0
 _SHARE = 8  # a result that took t seconds to make is kept for at least 8 t
 _BEATS_SHARE = 20  # likewise for signs of life, where a thousand files are read
 _OLDEST_BEATS_S = 2.0  # well below what makes a rank silent
@@ -199,6 +200,10 @@ class WatchedRun:
         frame: pd.DataFrame = self._run.scalars().groupby("step", as_index=False)[["step_time_s"]].max()
         return frame
 
+    def curves(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Return :meth:`losses` and :meth:`step_times`, some seconds old at most: each new picture of a curve costs the tab memory."""
+        return self._keep("curves", lambda: (self.losses(), self.step_times()), pause_s=_CURVES_PAUSE_S)
+
     def compare_with(self, before: "WatchedRun") -> Comparison:
         """Compare ``before`` with this run.
 
@@ -262,7 +267,7 @@ class WatchedRun:
     def _steps(self) -> pd.DataFrame:
         return self._run.steps().sort_values("start_ns", ignore_index=True)
 
-    def _keep(self, kind: str, make: Callable[[], _T], *, of: object = None, lazily: bool = True) -> _T:
+    def _keep(self, kind: str, make: Callable[[], _T], *, of: object = None, lazily: bool = True, pause_s: float = 0.0) -> _T:
         """Return the value of this kind, made anew when something new was read or when it is asked ``of`` something else.
 
         Args:
@@ -270,12 +275,13 @@ class WatchedRun:
             make: Makes it.
             of: What it was asked of, e.g. the range of steps.
             lazily: Whether an older value will do for as long as its cost demands.
+            pause_s: And for at least so long.
         """
         with self._lock:
             kept, now = self._kept.get(kind), time.monotonic()
             stale = kept is None or kept.of != of
             if kept is not None and kept.version != self._version:
-                stale = stale or not lazily or now - kept.made_s > max(_LEAST_PAUSE_S, _SHARE * kept.took_s)
+                stale = stale or not lazily or now - kept.made_s > max(_LEAST_PAUSE_S, pause_s, _SHARE * kept.took_s)
             if kept is None or stale:
                 value = make()
                 kept = self._kept[kind] = _Kept(self._version, of, now, time.monotonic() - now, value)

@@ -177,7 +177,7 @@ def _numbers(run: WatchedRun) -> None:
 
 def _curves(run: WatchedRun) -> None:
     """Draw loss and step time over all steps."""
-    losses, times = run.losses(), run.step_times()
+    losses, times = run.curves()
     if times.empty:
         return
     left, right = st.columns(2)
