@@ -3,7 +3,7 @@
 import streamlit as st
 
 from dashboard.entrance import may_enter
-from dashboard.views import compare, health, links, rebalance, runs, stages, timeline, what_if
+from dashboard.views import compare, health, links, live_metrics, rebalance, runs, stages, timeline, what_if
 
 # A picture of our own: a named icon would be fetched from another host.
 ICON = (
@@ -11,12 +11,17 @@ ICON = (
     '<path fill="#56b4e9" d="M2 3h4v2H2zM5 7h4v2H5zM8 11h3v2H8z"/><path fill="#e69f00" d="M10 3h4v2h-4zM10 7h4v2h-4zM12 11h2v2h-2z"/></svg>'
 )
 
+# The default top margin is a sixth of a laptop's screen; and what is being refreshed once a second must not fade each time.
+STYLE = (
+    ".block-container{padding-top:4rem;padding-bottom:2rem}"
+    "[data-stale]{opacity:1!important;transition:none!important;animation:none!important}"
+)
+
 
 def main() -> None:
     """Set the page up and run the one that was asked for."""
     st.set_page_config(page_title="pptoolkit", page_icon=ICON, layout="wide", initial_sidebar_state="collapsed")
-    # The default top margin is a sixth of a laptop's screen.
-    st.html("<style>.block-container{padding-top:4rem;padding-bottom:2rem}</style>")
+    st.html(f"<style>{STYLE}</style>")
     if not may_enter():
         return
     pages = [
@@ -28,6 +33,7 @@ def main() -> None:
         st.Page(compare.page, title="Compare", icon=":material/compare_arrows:", url_path="compare"),
         st.Page(what_if.page, title="What-if", icon=":material/tune:", url_path="what-if"),
         st.Page(health.page, title="Health", icon=":material/ecg_heart:", url_path="health"),
+        st.Page(live_metrics.page, title="Live metrics", icon=":material/monitor_heart:", url_path="live-metrics"),
     ]
     st.session_state["pages"] = {page.url_path or "runs": page for page in pages}
     st.navigation(pages, position="top").run()

@@ -14,6 +14,7 @@ from typing import TypeVar
 import pandas as pd
 
 from dashboard.brief import Brief, build_brief
+from dashboard.bubble_causes import CauseFinder, usual_seconds
 from dashboard.simulated import ideal_step, mean_passes
 from dashboard.timeline_message import Scene
 from dashboard.window import Lane, lanes_of
@@ -28,14 +29,17 @@ from pptoolkit.planner.step_costs import MeasuredStep
 from pptoolkit.planner.suggest import Suggestions
 from pptoolkit.run import Run
 from pptoolkit.simulator import SimulatedStep
-from pptoolkit.telemetry import RunInfo, list_runs
+from pptoolkit.telemetry import RunInfo
 from pptoolkit.telemetry.event_reader import Skipped
 from pptoolkit.telemetry.heartbeat import Heartbeat
 
 POLL_EVERY_S = 0.25
 ENDED = (RunState.FINISHED, RunState.FAILED, RunState.STOPPED)
 _LEAST_PAUSE_S = 1.5
+_CURVES_PAUSE_S = 5.0
 _SHARE = 8  # a result that took t seconds to make is kept for at least 8 t
+_BEATS_SHARE = 20  # likewise for signs of life, where a thousand files are read
+_OLDEST_BEATS_S = 2.0  # well below what makes a rank silent
 _T = TypeVar("_T")
 
 
@@ -66,7 +70,9 @@ class WatchedRun:
         self._version = 0
         self._polled_s = 0.0
         self._beats: tuple[Heartbeat, ...] | None = None
+        self._beats_until_s = 0.0
         self._kept: dict[str, _Kept] = {}
+        self._finder = CauseFinder()
 
     @property
     def name(self) -> str:
@@ -85,10 +91,11 @@ class WatchedRun:
                 self._version += 1
             if self._run.info.created_unix_s != self._born_s:  # removed and begun anew under the same name
                 self._run = Run.open(self.path)
-                self._born_s, self._kept = self._run.info.created_unix_s, {}
+                self._born_s, self._kept, self._finder = self._run.info.created_unix_s, {}, CauseFinder()
                 self._run.poll()
-            self._beats = None
             self._polled_s = time.monotonic()
+            if self._polled_s >= self._beats_until_s:
+                self._beats = None
 
     def liveness(self) -> Liveness:
         with self._lock:
@@ -105,10 +112,13 @@ class WatchedRun:
         return max([*beats, float(scalars["unix_s"].iloc[-1]) if len(scalars) else 0.0], default=0.0)
 
     def heartbeats(self) -> tuple[Heartbeat, ...]:
-        """Return the ranks' signs of life as they were at the last refresh."""
+        """Return the ranks' signs of life as they were at the last refresh; a moment older where many ranks make reading them dear."""
         with self._lock:
             if self._beats is None:
+                began_s = time.monotonic()
                 self._beats = tuple(self._run.heartbeats())
+                ended_s = time.monotonic()
+                self._beats_until_s = ended_s + min(_BEATS_SHARE * (ended_s - began_s), _OLDEST_BEATS_S)
             return self._beats
 
     def brief(self) -> Brief:
@@ -190,6 +200,10 @@ class WatchedRun:
         frame: pd.DataFrame = self._run.scalars().groupby("step", as_index=False)[["step_time_s"]].max()
         return frame
 
+    def curves(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Return :meth:`losses` and :meth:`step_times`, some seconds old at most: each new picture of a curve costs the tab memory."""
+        return self._keep("curves", lambda: (self.losses(), self.step_times()), pause_s=_CURVES_PAUSE_S)
+
     def compare_with(self, before: "WatchedRun") -> Comparison:
         """Compare ``before`` with this run.
 
@@ -220,7 +234,12 @@ class WatchedRun:
             first, last = int(wanted["step"].min()), int(wanted["step"].max())
             timeline = self._keep("timeline", lambda: self._run.timeline((first, last + 1)), of=(first, last), lazily=False)
             lanes: tuple[Lane, ...] = lanes_of(self.info.stage_to_rank, ranks=self.info.ranks)
-            return Scene(timeline=timeline, steps=steps, lanes=lanes, silent=self._run.silent_ranks)
+            return Scene(timeline=timeline, steps=steps, lanes=lanes, silent=self._run.silent_ranks, finder=self._finder)
+
+    def learn_usual_times(self) -> None:
+        """Take the medians of the steps so far as what is usual, before the causes of bubbles are asked for."""
+        with self._lock:
+            self._finder.usual_s = self._keep("usual", lambda: usual_seconds(self._run.steady()))
 
     def step_numbers(self) -> list[int]:
         """Return the steps that all ranks have finished, in the order of time."""
@@ -248,7 +267,7 @@ class WatchedRun:
     def _steps(self) -> pd.DataFrame:
         return self._run.steps().sort_values("start_ns", ignore_index=True)
 
-    def _keep(self, kind: str, make: Callable[[], _T], *, of: object = None, lazily: bool = True) -> _T:
+    def _keep(self, kind: str, make: Callable[[], _T], *, of: object = None, lazily: bool = True, pause_s: float = 0.0) -> _T:
         """Return the value of this kind, made anew when something new was read or when it is asked ``of`` something else.
 
         Args:
@@ -256,48 +275,14 @@ class WatchedRun:
             make: Makes it.
             of: What it was asked of, e.g. the range of steps.
             lazily: Whether an older value will do for as long as its cost demands.
+            pause_s: And for at least so long.
         """
         with self._lock:
             kept, now = self._kept.get(kind), time.monotonic()
             stale = kept is None or kept.of != of
             if kept is not None and kept.version != self._version:
-                stale = stale or not lazily or now - kept.made_s > max(_LEAST_PAUSE_S, _SHARE * kept.took_s)
+                stale = stale or not lazily or now - kept.made_s > max(_LEAST_PAUSE_S, pause_s, _SHARE * kept.took_s)
             if kept is None or stale:
                 value = make()
                 kept = self._kept[kind] = _Kept(self._version, of, now, time.monotonic() - now, value)
             return kept.value  # type: ignore[return-value]
-
-
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """A run directory that cannot be read, and why."""
-
-    name: str
-    reason: str
-
-
-class Catalogue:
-    """The runs below a folder, each opened once."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self._lock = threading.Lock()
-        self._open: dict[Path, WatchedRun] = {}
-
-    def look(self) -> tuple[list[WatchedRun], list[Unreadable]]:
-        """Return the readable runs, the most recently begun first, and the others."""
-        good: list[WatchedRun] = []
-        bad: list[Unreadable] = []
-        with self._lock:
-            directories = list_runs(self.root)
-            for gone in set(self._open) - {directory.path for directory in directories}:
-                del self._open[gone]
-            for directory in directories:
-                try:
-                    run = self._open.get(directory.path) or WatchedRun(directory.path)
-                except PPToolkitError as error:
-                    bad.append(Unreadable(directory.path.name, str(error)))
-                    continue
-                self._open[directory.path] = run
-                good.append(run)
-        return sorted(good, key=lambda run: (-run.info.created_unix_s, run.name)), sorted(bad, key=lambda run: run.name)

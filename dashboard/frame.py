@@ -7,6 +7,7 @@ these reads Markdown or HTML. Sentences in Markdown are always our own.
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
+from dashboard.catalogue import Catalogue, Unreadable
 from dashboard.charts.numbers import duration, size
 from dashboard.charts.palette import INK
-from dashboard.data import Catalogue, Unreadable, WatchedRun
+from dashboard.data import WatchedRun
 from pptoolkit.analysis.liveness import RunState
 from pptoolkit.errors import PPToolkitError
 
@@ -99,7 +101,7 @@ def _chosen(key: str) -> None:
 def say(icon: str, sentence: str, detail: str = "") -> None:
     """Write a calm sentence, and below it text from elsewhere, letter by letter."""
     with st.container(border=True, gap="xsmall"):
-        st.markdown(f"{icon} {sentence}")
+        st.markdown(f"{icon} {sentence}".strip())
         if detail:
             st.text(detail)
 
@@ -151,13 +153,13 @@ def table(rows: pd.DataFrame, *, key: str, **how: Any) -> None:
 
 
 def offer_tables(run: str, tables: Mapping[str, pd.DataFrame]) -> None:
-    """Offer what the page's charts show as CSV files, by name."""
+    """Offer what the page's charts show as CSV files, by name. They are written only when they are asked for."""
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         st.caption("Save the data:", width="content")
         for name, table in tables.items():
             st.download_button(
                 name,
-                data=table.to_csv(index=False),
+                data=partial(_as_csv, table),
                 file_name=f"{run}-{name.replace(' ', '-')}.csv",
                 mime="text/csv",
                 key=f"csv-{name}",
@@ -165,6 +167,10 @@ def offer_tables(run: str, tables: Mapping[str, pd.DataFrame]) -> None:
                 icon=":material/download:",
                 on_click="ignore",
             )
+
+
+def _as_csv(table: pd.DataFrame) -> str:
+    return str(table.to_csv(index=False))
 
 
 def loss_badges(run: WatchedRun) -> None:

@@ -97,6 +97,15 @@ def doing(beat: Heartbeat) -> str:
     return f"{words} of stage {beat.stage}" if beat.stage >= 0 else words
 
 
+def kind_of(pulse: RankPulse) -> str:
+    """Return what a rank's latest sign of life says in a word: the keys of ``RANK_COLORS`` of the palette."""
+    if pulse.state != "alive":
+        return pulse.state
+    if pulse.doing.startswith("waits"):
+        return "waits"
+    return "between ops" if pulse.doing == "between ops" else "computes"
+
+
 def hang_report(found: Sequence[RankPulse]) -> tuple[str, ...]:
     """Say who holds a run up that stands still, as far as that can be seen; empty if nobody is long in one place."""
     stuck = [pulse for pulse in found if pulse.state == "alive" and (pulse.since_s or 0.0) > LONG_OP_S]

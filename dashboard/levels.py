@@ -32,29 +32,35 @@ def build_levels(
     """
     parts: list[tuple[int, int, _Array, _Array]] = []
     every = -(-len(lanes) // MOST_LANES)
+    columns = {name: timeline[name].to_numpy() for name in ("rank", "op", "start_ns", "end_ns", "memory_bytes")}
     for row, lane in list(enumerate(lanes))[::every]:
-        mine = timeline[timeline["rank"] == lane.rank]
-        for kind, (times, values) in ((IN_FLIGHT, in_flight(mine)), (MEMORY, _memory(mine))):
+        at = columns["rank"] == lane.rank
+        mine = {name: values[at] for name, values in columns.items()}
+        for kind, (times, values) in ((IN_FLIGHT, _flight_of(mine)), (MEMORY, _memory_of(mine))):
             inside = (times >= start_ns) & (times <= end_ns)
             if inside.any():
                 parts.append((kind, row, *_thinned(times[inside], values[inside], start_ns, end_ns, points)))
     parts.sort(key=lambda part: part[:2])
     empty = np.zeros(0)
-    columns = {
+    joined = {
         "start": np.concatenate([(times - origin_ns) / 1e3 for _, _, times, _ in parts] or [empty]),
         "value": np.concatenate([values for *_, values in parts] or [empty]),
         "lane": np.concatenate([np.full(len(times), row) for _, row, times, _ in parts] or [empty]),
         "kind": np.concatenate([np.full(len(times), kind) for kind, _, times, _ in parts] or [empty]),
     }
-    return {name: columns[name].astype("<" + of) for name, of in LEVEL_COLUMNS}
+    return {name: joined[name].astype("<" + of) for name, of in LEVEL_COLUMNS}
 
 
 def in_flight(events: pd.DataFrame) -> tuple[_Array, _Array]:
     """Return when the number of micro-batches in flight changes, and to what: each is from its forward's begin to its backward's end."""
-    op = events["op"].to_numpy()
-    begun = events["start_ns"].to_numpy()[op == int(Op.FORWARD)]
+    return _flight_of({name: events[name].to_numpy() for name in ("op", "start_ns", "end_ns")})
+
+
+def _flight_of(events: dict[str, _Array]) -> tuple[_Array, _Array]:
+    op = events["op"]
+    begun = events["start_ns"][op == int(Op.FORWARD)]
     # Where I and W are apart, the activation is let go of by W; a W beside a whole B never occurs.
-    done = events["end_ns"].to_numpy()[np.isin(op, _RELEASE)]
+    done = events["end_ns"][np.isin(op, _RELEASE)]
     # What ends at a moment makes room before what begins at it.
     times = np.concatenate([done, begun])
     change = np.concatenate([-np.ones(len(done)), np.ones(len(begun))])
@@ -62,10 +68,11 @@ def in_flight(events: pd.DataFrame) -> tuple[_Array, _Array]:
     return times[order], np.maximum(np.cumsum(change[order]), 0)
 
 
-def _memory(events: pd.DataFrame) -> tuple[_Array, _Array]:
-    known = events[events["memory_bytes"] > 0]
-    order = np.argsort(known["end_ns"].to_numpy(), kind="stable")
-    return known["end_ns"].to_numpy()[order], known["memory_bytes"].to_numpy()[order].astype(np.float64)
+def _memory_of(events: dict[str, _Array]) -> tuple[_Array, _Array]:
+    known = events["memory_bytes"] > 0
+    times, values = events["end_ns"][known], events["memory_bytes"][known]
+    order = np.argsort(times, kind="stable")
+    return times[order], values[order].astype(np.float64)
 
 
 def _thinned(times: _Array, values: _Array, start_ns: int, end_ns: int, points: int) -> tuple[_Array, _Array]:

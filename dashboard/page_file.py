@@ -97,7 +97,7 @@ def _gantt(scene: Scene) -> str:
     """Return the canvas with all that it can show, so that its buttons need nobody to ask."""
     span_us = (scene.end_ns - scene.start_ns) / 1e3
     jump = Jump(token="file", window_us=(0.0, span_us))
-    everything = ViewState(from_us=0.0, to_us=span_us, follow=False, width_px=WIDTH_PX, jump="file", path=True, gaps=True)
+    everything = ViewState(from_us=0.0, to_us=span_us, follow=False, width_px=WIDTH_PX, jump="file", path=True, gaps="doing")
     message = build_message(scene, everything, jump, panel=Panel(closed=True))
     first, last = int(scene.steps["step"].iloc[0]), int(scene.steps["step"].iloc[-1])
     return (

@@ -1,13 +1,14 @@
 """From a timeline and the person's view to the message for the canvas: which window, which rows, which words and colours."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from dashboard.bubble_kinds import KINDS, build_gaps
+from dashboard.bubble_causes import CauseFinder
+from dashboard.bubble_kinds import KINDS, build_cause_gaps, build_gaps
 from dashboard.charts.palette import BUBBLE_LABEL, OP_STYLES
 from dashboard.levels import POINTS, build_levels
 from dashboard.view_state import ViewState
@@ -19,7 +20,7 @@ DEFAULT_WIDTH_PX = 1280
 MAX_HEIGHT_PX = 560
 OVERVIEW_STEPS = 600
 CLOSED_POINTS = 20_000  # of a curve, where nobody brings more when it is zoomed
-PATH_STEPS = 4  # whose critical path is drawn at once
+PATH_STEPS = 4  # whose critical path and causes are drawn at once
 _PHASES = ({"label": "warm-up", "shape": "rise"}, {"label": "steady", "shape": "flat"}, {"label": "cool-down", "shape": "fall"})
 
 
@@ -32,12 +33,14 @@ class Scene:
         steps: One row a step, in order of time: step, start_ns, end_ns, step_time_s.
         lanes: Rows.
         silent: Ranks of the layout that have sent nothing.
+        finder: Tells the causes of bubbles.
     """
 
     timeline: pd.DataFrame
     steps: pd.DataFrame
     lanes: tuple[Lane, ...]
     silent: frozenset[int] = frozenset()
+    finder: CauseFinder = field(default_factory=CauseFinder)
 
     @property
     def start_ns(self) -> int:
@@ -81,6 +84,7 @@ class Panel:
         reach_us: Length of the time axis at least, so that Gantts under each other have one scale.
         closed: Nobody answers the canvas: it gets all that it may show at once.
         levels: Whether there is anything to draw under the rows.
+        live: More steps may come.
     """
 
     max_height_px: int = MAX_HEIGHT_PX
@@ -90,6 +94,7 @@ class Panel:
     reach_us: float = 0.0
     closed: bool = False
     levels: bool = True
+    live: bool = False
 
 
 def build_message(scene: Scene, view: ViewState | None, jump: Jump, *, panel: Panel | None = None) -> bytes:
@@ -116,6 +121,7 @@ def build_message(scene: Scene, view: ViewState | None, jump: Jump, *, panel: Pa
         "plain": panel.plain,
         "still": panel.still,
         "closed": panel.closed,
+        "live": panel.live,
         "axis": panel.axis,
         "lanes": [_lane(lane, scene.silent) for lane in scene.lanes],
         "ops": {
@@ -147,13 +153,21 @@ def _extras(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Return the groups of columns that are there on demand, and the header's words for them."""
     more: dict[str, dict[str, Any]] = {}
-    words: dict[str, Any] = {"path": [], "gap_kinds": []}
+    words: dict[str, Any] = {"path": [], "gap_kinds": [], "gaps_note": ""}
     within = {"origin_ns": window.origin_ns, "start_ns": window.start_ns, "end_ns": window.end_ns}
     if panel.levels and (view is None or view.levels):
         more["levels"] = build_levels(scene.timeline, scene.lanes, **within, points=CLOSED_POINTS if panel.closed else POINTS)
     if view is not None and view.gaps:
-        more["gaps"] = build_gaps(scene.timeline, scene.lanes, **within)
-        words["gap_kinds"] = [{"label": kind.label, "color": kind.color} for kind in KINDS]
+        kinds, note = KINDS, ""
+        if view.gaps == "cause":
+            touched = _touched(scene, *visible)
+            newest = touched.tail(PATH_STEPS)
+            more["gaps"], kinds, unknown = build_cause_gaps(scene.timeline, scene.lanes, newest, scene.finder, **within)
+            note = _say_left_out(len(touched) - len(newest), unknown)
+        else:
+            more["gaps"] = build_gaps(scene.timeline, scene.lanes, **within)
+        words["gap_kinds"] = [{"label": k.label, "color": k.color, "word": k.word, "total": k.total} for k in kinds]
+        words["gaps_note"] = note
     if view is not None and view.path:
         words["path"] = critical_paths(scene, *visible, most=len(scene.steps) if panel.closed else PATH_STEPS)
     return more, words
@@ -161,7 +175,7 @@ def _extras(
 
 def critical_paths(scene: Scene, start_ns: int, end_ns: int, *, most: int = PATH_STEPS) -> list[list[list[float]]]:
     """Return the critical path of each step that is visible, at most ``most``: row, begin and end in microseconds of each op on it."""
-    touched = scene.steps[(scene.steps["end_ns"] > start_ns) & (scene.steps["start_ns"] < end_ns)].tail(most)
+    touched = _touched(scene, start_ns, end_ns).tail(most)
     row = {lane.rank: i for i, lane in enumerate(scene.lanes)}
     paths = []
     for step, attempt in zip(touched["step"], touched["attempt"], strict=True):
@@ -170,6 +184,17 @@ def critical_paths(scene: Scene, start_ns: int, end_ns: int, *, most: int = PATH
         origin = scene.start_ns
         paths.append([[row[p.rank], (p.start_ns - origin) / 1e3, (p.end_ns - origin) / 1e3] for p in pieces if p.rank in row])
     return paths
+
+
+def _touched(scene: Scene, start_ns: int, end_ns: int) -> pd.DataFrame:
+    return scene.steps[(scene.steps["end_ns"] > start_ns) & (scene.steps["start_ns"] < end_ns)]
+
+
+def _say_left_out(older: int, unknown: int) -> str:
+    """Say of how many steps in view the causes are not shown, and what helps."""
+    if unknown:
+        return f"{unknown} of the steps in view cannot be told apart by cause: too many ops, or not complete"
+    return f"causes of the newest {PATH_STEPS} steps in view only: zoom in for the others" if older > 0 else ""
 
 
 def newest_window(scene: Scene, count: int) -> tuple[int, int]:

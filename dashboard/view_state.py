@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+GAPS = ("doing", "cause")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewState:
@@ -13,7 +15,7 @@ class ViewState:
         width_px: Width of the canvas.
         jump: The jump that this view answers to; a view from before it is out of date.
         path: The critical path is wanted.
-        gaps: Bubbles are wanted in colours.
+        gaps: How bubbles are told apart by colour: by what the rank is ``"doing"``, by their ``"cause"``, or not at all, ``""``.
         levels: Micro-batches in flight and memory are wanted under the rows.
     """
 
@@ -23,7 +25,7 @@ class ViewState:
     width_px: int
     jump: str
     path: bool = False
-    gaps: bool = False
+    gaps: str = ""
     levels: bool = True
 
     @classmethod
@@ -39,7 +41,7 @@ class ViewState:
                 width_px=min(max(int(value["width"]), 100), 8000),
                 jump=str(value["jump"]),
                 path=bool(value.get("path", False)),
-                gaps=bool(value.get("gaps", False)),
+                gaps=str(value["gaps"]) if value.get("gaps") in GAPS else "",
                 levels=bool(value.get("levels", True)),
             )
         except (KeyError, TypeError, ValueError, OverflowError):

@@ -30,6 +30,7 @@ for _op, _style in OP_STYLES.items():
     _THIN[_op] = _style.thin
 _LANE_SHIFT = 48
 _EVENT_COLUMNS = ("step", "stage", "micro_batch", "op", "peer", "start_ns", "end_ns", "bytes", "rank", "attempt")
+_SPAN_SOURCES = ("op", "start_ns", "end_ns", "step", "attempt", "lane")
 _BACKWARDS = [int(op) for op in COMPUTE_OPS if op is not Op.FORWARD]
 
 BAR_COLUMNS: tuple[tuple[str, str], ...] = (
@@ -123,8 +124,7 @@ def build_window(
     """
     end_ns = max(end_ns, start_ns + 1)
     pixel_ns = (end_ns - start_ns) / max(width_px, 1)
-    inside, whole_steps = _touching(_on_lanes(timeline, lanes), start_ns, end_ns)
-    events = {name: values[_DRAWN[inside["op"]]] for name, values in inside.items()}
+    events, whole_steps = _touching(_on_lanes(timeline, lanes), start_ns, end_ns)
     bars = _merge(events, start_ns, pixel_ns)
     while len(bars["start"]) > max_bars:
         pixel_ns *= 2
@@ -157,16 +157,18 @@ def _on_lanes(timeline: pd.DataFrame, lanes: tuple[Lane, ...]) -> dict[str, _Arr
 
 
 def _touching(columns: dict[str, _Array], start_ns: int, end_ns: int) -> tuple[dict[str, _Array], dict[str, _Array]]:
-    """Return the events inside the window, and all events of the steps that it touches (phases need the whole step)."""
+    """Return the events inside the window that are drawn, and what spans are made of: all events of the steps that it touches."""
     # A clock event keeps an offset in end_ns, which is no time at all.
     possible = (columns["lane"] >= 0) & (columns["step"] >= 0) & (columns["op"] != int(Op.CLOCK))
     inside = possible & (columns["start_ns"] < end_ns) & (columns["end_ns"] > start_ns)
     if not inside.any():
-        none = {name: values[inside] for name, values in columns.items()}
+        none = {name: values[:0] for name, values in columns.items()}
         return none, none
     steps = columns["step"][inside]
     around = possible & (columns["step"] >= steps.min()) & (columns["step"] <= steps.max())
-    return {name: values[inside] for name, values in columns.items()}, {name: values[around] for name, values in columns.items()}
+    drawn = np.flatnonzero(inside & _DRAWN[columns["op"]])
+    chosen = slice(None) if around.all() else np.flatnonzero(around)
+    return {name: values[drawn] for name, values in columns.items()}, {name: columns[name][chosen] for name in _SPAN_SOURCES}
 
 
 def _merge(events: dict[str, _Array], origin_ns: int, pixel_ns: float) -> dict[str, _Array]:

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the synthetic runs live beside the tests
 
 from dashboard.launch import command, environment, free_port  # noqa: E402
-from tests.dashboard.synthetic import demo_runs  # noqa: E402
+from tests.dashboard.synthetic import SyntheticRun, demo_runs  # noqa: E402
 
 WIDTH = 1400
 CHART = "[data-testid=stVegaLiteChart] svg"
@@ -52,8 +53,8 @@ def pictures(*, first: str, second: str, live: str) -> list[Picture]:
     """Return what is photographed; the arguments are names of runs."""
     gantt = ".gantt[data-bars]"
     return [
-        Picture(name="runs", path="/", ready=("[data-testid=stDataFrame]", CHART)),
-        Picture(name="timeline", path=f"/timeline?run={live}", ready=(gantt, CHART)),
+        Picture(name="runs", path="/", ready=("[data-testid=stDataFrame]", CHART), height=1040),
+        Picture(name="timeline", path=f"/timeline?run={live}", ready=(gantt, CHART), height=1030),
         Picture(
             name="timeline-critical-path",
             path=f"/timeline?run={first}",
@@ -61,12 +62,13 @@ def pictures(*, first: str, second: str, live: str) -> list[Picture]:
             press=("Critical path", "equal stages"),
             height=1180,
         ),
-        Picture(name="stages", path=f"/stages?run={first}", ready=(CHART,), height=1500),
-        Picture(name="links", path=f"/links?run={first}", ready=(CHART,), height=1500),
-        Picture(name="rebalance", path=f"/rebalance?run={first}", ready=(CHART, gantt), height=1600),
-        Picture(name="compare", path=f"/compare?run={second}", ready=(CHART, gantt), height=1500),
-        Picture(name="what-if", path=f"/what-if?run={first}", ready=(gantt,), height=1250),
-        Picture(name="health", path=f"/health?run={live}", ready=("[data-testid=stDataFrame]",)),
+        Picture(name="timeline-causes", path=f"/timeline?run={first}", ready=(gantt, CHART), press=("by cause", "Arrows"), height=1050),
+        Picture(name="stages", path=f"/stages?run={first}", ready=(CHART,), height=1760),
+        Picture(name="links", path=f"/links?run={first}", ready=(CHART,), height=1960),
+        Picture(name="rebalance", path=f"/rebalance?run={first}", ready=(CHART, gantt), height=2330),
+        Picture(name="compare", path=f"/compare?run={second}", ready=(CHART, gantt), height=1960),
+        Picture(name="what-if", path=f"/what-if?run={first}", ready=(gantt,), height=1450),
+        Picture(name="health", path=f"/health?run={live}", ready=("[data-testid=stDataFrame]", CHART), height=960),
     ]
 
 
@@ -91,10 +93,9 @@ def main() -> None:
         with serving(options.runs or Path("runs"), where) as address:
             for picture in [one for one in wanted if not options.only or one.name in options.only]:
                 for theme in ("light", "dark"):
-                    if live is not None:
-                        live.train(2)  # so that it is seen running
                     path = options.out / f"{picture.name}-{theme}.png"
-                    photograph(address, picture, theme, path)
+                    with training(live):
+                        photograph(address, picture, theme, path)
                     print(path)
                     if options.runs is not None and path.name == "timeline-light.png":
                         print(shutil.copyfile(path, options.out / "timeline.png"))  # what the README shows is a real run
@@ -104,6 +105,26 @@ def with_parent(runs: list[Path]) -> Path:
     """Return the newest run that applies another one's suggestion, which is what Compare is for; else the newest."""
     applied = [run for run in runs if json.loads((run / "run.json").read_text()).get("parent")]
     return (applied or runs)[-1]
+
+
+@contextmanager
+def training(live: SyntheticRun | None) -> Iterator[None]:
+    """Let ``live`` give signs of life while the block runs, after two more steps, so that it is seen running."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while live is not None and not ended.wait(0.7):
+            live.beat()
+
+    if live is not None:
+        live.train(2)
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 @contextmanager
@@ -147,10 +168,17 @@ def photograph(address: str, picture: Picture, theme: str, path: Path) -> None:
             page.wait_for_selector(selector, timeout=90_000)
         for name in picture.press:
             page.get_by_text(name, exact=True).first.click()
-            time.sleep(SETTLE_S)
-        time.sleep(SETTLE_S)
+            _settle(page)
+        _settle(page)
         page.screenshot(path=str(path))
         browser.close()
+
+
+def _settle(page: Any) -> None:
+    """Wait until the page is at rest: nothing of it is still faded because its successor is on the way."""
+    time.sleep(SETTLE_S)
+    page.wait_for_function("() => !document.querySelector('[data-stale=true]')", timeout=90_000)
+    time.sleep(SETTLE_S)
 
 
 if __name__ == "__main__":

@@ -58,3 +58,10 @@ def curve_chart(runs: Mapping[str, pd.DataFrame], column: str, *, title: str, fa
     line = base.mark_line(strokeWidth=2).encode(color=color, strokeDash=dash)
     points = base.mark_circle(size=60, opacity=0)  # a generous target for the mouse
     return alt.LayerChart(layer=[line, points]).properties(height=HEIGHT)
+
+
+def step_time_chart(runs: Mapping[str, pd.DataFrame]) -> alt.LayerChart:
+    """Draw the step time of each run, in seconds where steps take that long, else in milliseconds."""
+    times = [float(frame["step_time_s"].median()) for frame in runs.values() if len(frame)]
+    factor, unit = (1.0, "s") if max(times, default=0.0) >= 1 else (1e3, "ms")
+    return curve_chart(runs, "step_time_s", title=f"step time, {unit}", factor=factor)

@@ -70,6 +70,38 @@ STATE_COLORS: dict[str, str] = {
     "unattributed": BUBBLE_COLOR,
 }
 
+# Why a bubble is there, in the order of pptoolkit.analysis.causes. Chosen so that every two stay apart for the colour-blind too.
+CAUSE_LABELS: dict[str, str] = {
+    "schedule": "the schedule itself",
+    "imbalance": "stages not alike",
+    "jitter": "jitter and stragglers",
+    "link": "links",
+    "data": "data",
+    "host": "host (schedule and Python)",
+    "step_end": "optimizer, collectives, checkpoint",
+    "unexplained": "unexplained",
+}
+CAUSE_COLORS: dict[str, str] = {
+    "schedule": BUBBLE_COLOR,
+    "imbalance": "#b2182b",
+    "jitter": "#f0e442",
+    "link": OP_STYLES[Op.SEND].color,
+    "data": OP_STYLES[Op.DATA].color,
+    "host": "#4a4a55",
+    "step_end": OP_STYLES[Op.OPTIMIZER].color,
+    "unexplained": "#5e3c99",
+}
+
+# What a rank's latest sign of life says: waiting has the colour of waiting everywhere else.
+RANK_COLORS: dict[str, str] = {
+    "computes": OP_STYLES[Op.FORWARD].color,
+    "between ops": OP_STYLES[Op.SEND].color,
+    "waits": OP_STYLES[Op.RECV].color,
+    "silent": "#e69f00",
+    "not seen": "#b2182b",
+    "ended": "#8f8f99",
+}
+
 # Text outside of bars, on a light and on a dark page.
 INK = {"light": "#1f2328", "dark": "#e6e8eb"}
 

@@ -37,7 +37,7 @@ def spread_chart(rows: pd.DataFrame) -> alt.LayerChart:
     color = alt.Color("row:N", scale=alt.Scale(domain=names, range=[stage_color(s) for s in stages]), legend=None)
     row_axis = alt.Axis(ticks=False, domain=False, labelPadding=8, labelOverlap=False)
     y = alt.Y("row:N", sort=names, title=None, axis=row_axis)
-    scale = alt.Scale(zero=False, nice=True)
+    scale, x_axis = alt.Scale(zero=False, nice=True), alt.Axis(tickCount=8)
     tooltip = [alt.Tooltip("row:N", title="stage"), alt.Tooltip("ms:Q", title="median, ms", format=".4~g")]
     tooltip += [
         alt.Tooltip(f"{end}:Q", title=f"2 % of the steps are {word}, %", format=".4~g")
@@ -45,7 +45,7 @@ def spread_chart(rows: pd.DataFrame) -> alt.LayerChart:
     ]
     title = "compute of a step against the stage's own median, %"
     base = alt.Chart(boxes).encode(y=y, tooltip=tooltip)
-    whisker = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", scale=scale, title=title), x2="high:Q", color=color)
+    whisker = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", scale=scale, title=title, axis=x_axis), x2="high:Q", color=color)
     box = base.mark_bar(height={"band": 0.55}, opacity=0.85).encode(x=alt.X("first:Q", scale=scale, title=title), x2="third:Q", color=color)
     middle = base.mark_tick(thickness=3, size=16, color="#1f2328").encode(x=alt.X("median:Q", scale=scale, title=title))
     point = (

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import altair as alt
 import pandas as pd
 
+from dashboard.charts.numbers import three_digits
 from dashboard.charts.palette import ink_on
 
 
@@ -21,7 +22,7 @@ def stacked_rows(bars: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
         for part, value in parts.items():
             if value <= 0:
                 continue
-            text = f"{value:.3g}" if value > 0.05 * longest else ""
+            text = three_digits(value) if value > 0.05 * longest else ""
             rows.append({"row": bar, "part": part, "value": value, "begin": at, "end": at + value, "text": text})
             at += value
     return pd.DataFrame(rows, columns=["row", "part", "value", "begin", "end", "text"])

@@ -11,7 +11,7 @@ from dashboard.charts.numbers import duration, percent
 from dashboard.charts.palette import STATE_LABELS
 from dashboard.components.gantt import gantt, last_view
 from dashboard.data import WatchedRun
-from dashboard.frame import catalogue, choose_run, refresh, refresh_every, say, section
+from dashboard.frame import catalogue, choose_run, offer_tables, refresh, refresh_every, say, section
 from dashboard.timeline_message import Jump, Panel, build_message
 from pptoolkit.errors import PPToolkitError
 from pptoolkit.planner.compare import Comparison, LossComparison
@@ -55,9 +55,10 @@ def _live(before: WatchedRun, after: WatchedRun) -> None:
     _timelines(before, after)
     _losses(before, after, comparison.losses)
     section("Where the difference comes from", "Time of a step by what the ranks do in it, mean over the ranks.")
-    st.dataframe(
-        difference_rows(comparison), key="difference", hide_index=True, column_config=_columns(), alt="One row per part of the step"
-    )
+    rows = difference_rows(comparison)
+    st.dataframe(rows, key="difference", hide_index=True, column_config=_columns(), alt="One row per part of the step")
+    losses = pd.concat([run.losses().assign(run=run.name) for run in (before, after)], ignore_index=True)
+    offer_tables(after.name, {"difference": rows, "losses": losses})
 
 
 def _headline(comparison: Comparison) -> None:

@@ -7,14 +7,15 @@ import streamlit as st
 
 from dashboard.charts.intervals import StepTime, interval_chart
 from dashboard.charts.numbers import duration, percent, size
+from dashboard.charts.palette import CAUSE_COLORS, STATE_COLORS
 from dashboard.charts.stacked import stacked_chart, stacked_rows
 from dashboard.charts.strip import strip_chart, strip_rows
 from dashboard.components.cuts import cut_strip, dragged_cuts
 from dashboard.components.gantt import gantt, last_view
 from dashboard.cuts import read_cuts
 from dashboard.data import WatchedRun
-from dashboard.frame import catalogue, choose_run, ink, refresh, refresh_every, say, say_waiting, section, show_chart, table
-from dashboard.history import history_rows
+from dashboard.frame import catalogue, choose_run, ink, offer_tables, refresh, refresh_every, say, say_waiting, section, show_chart, table
+from dashboard.history import history_rows, history_times
 from dashboard.scenario import Scenario, best_cuts, fitting_schedules, memory_costs, own_scenario, simulate_scenario, step_parts
 from dashboard.simulated import simulated_scene
 from dashboard.timeline_message import Jump, Panel, build_message
@@ -34,8 +35,14 @@ PART_LABELS = {
     "links": "messages",
     "step edges": "data, optimizer, collectives",
 }
-PART_COLORS = dict(zip(PART_LABELS.values(), ("#0072b2", "#b9b9bd", "#d55e00", "#56b4e9", "#009e73"), strict=True))
-BASELINE_LABELS = {"uniform": "same number of layers", "by_parameters": "same number of parameters"}
+_CAUSES = [CAUSE_COLORS[cause] for cause in ("schedule", "imbalance", "link", "step_end")]
+PART_COLORS = dict(zip(PART_LABELS.values(), (STATE_COLORS["compute"], *_CAUSES), strict=True))
+BASELINE_LABELS = {
+    "uniform": "same number of layers",
+    "by_parameters": "same number of parameters",
+    "block_partition": "torchgpipe's way, by time",
+    "weighted_ends": "torchtitan's way, weighted ends",
+}
 
 
 def page() -> None:
@@ -157,6 +164,7 @@ def _simulations(run: WatchedRun, measured: MeasuredStep, best: Plan | None, own
     show_chart(stacked_chart(stacked_rows(parts), PART_COLORS, title="step time, ms"), key="waterfall")
     last = list(steps)[-1]
     pair = {name: steps[name] for name in dict.fromkeys(("now", last))}
+    offer_tables(run.name, {"what the steps are made of": stacked_rows(parts)})
     scenes = {name: simulated_scene(step, memory=memory_costs(measured, one.cuts)) for name, (one, step) in pair.items()}
     reach_us = max((scene.end_ns - scene.start_ns) / 1e3 for scene in scenes.values())
     for name, scene in scenes.items():
@@ -173,7 +181,8 @@ def _history(run: WatchedRun) -> None:
     rows = history_rows(catalogue().look()[0])
     if rows.empty:
         return
-    section("Applied plans", "Every run here whose plan carries a prediction: what was promised, and what came.")
+    section("Applied plans", "Every run here whose plan carries a prediction: the promise with its interval, and what came.")
+    show_chart(interval_chart(history_times(rows)), key="history-picture")
     column = st.column_config
     columns = {
         "run": column.TextColumn("run"),
@@ -185,7 +194,7 @@ def _history(run: WatchedRun) -> None:
         "gain_achieved": column.NumberColumn("achieved gain", format="%+.1f %%"),
         "within": column.TextColumn("inside its interval"),
     }
-    table(rows, key="history", column_config=columns, alt="One row per applied plan")
+    table(rows[list(columns)], key="history", column_config=columns, alt="One row per applied plan")
 
 
 def step_times(measured: MeasuredStep, found: Suggestions, own: PredictedStep | None) -> list[StepTime]:

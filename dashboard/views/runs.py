@@ -5,9 +5,10 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard.charts.curves import curve_chart, thin_out
+from dashboard.charts.curves import curve_chart, step_time_chart, thin_out
+from dashboard.charts.gains import gain_chart, gain_rows
 from dashboard.data import WatchedRun
-from dashboard.frame import REFRESH_S, catalogue, head, runs_root, say, say_no_runs
+from dashboard.frame import REFRESH_S, catalogue, head, offer_tables, runs_root, say, say_no_runs, section, show_chart
 from pptoolkit.analysis.liveness import RunState
 from pptoolkit.errors import PPToolkitError
 
@@ -60,7 +61,13 @@ def _live() -> None:
     for run in unreadable:
         say(":material/error:", "One run cannot be read:", f"{run.name}: {run.reason}")
     st.text(f"{len(rows)} {'run' if len(rows) == 1 else 'runs'} in the folder {runs_root()}")
+    gains = gain_rows(rows)
+    if len(gains):
+        section("Gained over the parent", "Time per step that each run saves over the run that its plan came from, and what was promised.")
+        show_chart(gain_chart(gains), key="gains")
+    section("The newest runs")
     _curves(runs[:CURVES])
+    offer_tables("runs", {"runs": rows.drop(columns="curve").assign(state=rows["state"].str.join(" "))})
 
 
 def _say_what_went_wrong(runs: list[WatchedRun]) -> None:
@@ -76,10 +83,11 @@ def _curves(runs: list[WatchedRun]) -> None:
     losses = {run.name: run.losses() for run in runs}
     times = {run.name: run.step_times() for run in runs}
     left, right = st.columns(2)
-    for place, frames, column, title, factor in ((left, losses, "loss", "loss", 1.0), (right, times, "step_time_s", "step time, ms", 1e3)):
-        known = {name: frame for name, frame in frames.items() if len(frame)}
-        if known:
-            place.altair_chart(curve_chart(known, column, title=title, factor=factor), key=f"runs-{column}", height=300)
+    losses, times = ({name: frame for name, frame in frames.items() if len(frame)} for frames in (losses, times))
+    if losses:
+        left.altair_chart(curve_chart(losses, "loss", title="loss"), key="runs-loss", height=300)
+    if times:
+        right.altair_chart(step_time_chart(times), key="runs-step_time_s", height=300)
 
 
 def run_rows(runs: list[WatchedRun]) -> pd.DataFrame:

@@ -2,11 +2,11 @@
 
 import streamlit as st
 
-from dashboard.charts.curves import curve_chart
+from dashboard.charts.curves import curve_chart, step_time_chart
 from dashboard.charts.numbers import duration, number, percent
 from dashboard.components.gantt import gantt, last_view
 from dashboard.data import WatchedRun
-from dashboard.frame import choose_run, loss_badges, refresh, refresh_every, say, say_waiting, state_badge
+from dashboard.frame import choose_run, loss_badges, offer_tables, refresh, refresh_every, say, say_waiting, state_badge
 from dashboard.simulated import simulated_scene
 from dashboard.timeline_message import Jump, Panel, Scene, build_message, step_window
 from dashboard.view_state import ViewState
@@ -68,7 +68,7 @@ def _live(run: WatchedRun) -> None:
         ranks = ", ".join(str(rank) for rank in sorted(scene.silent)[:12]) + (" and more" if len(scene.silent) > 12 else "")
         say(":material/visibility_off:", "These ranks have sent nothing yet; their rows stay empty:", ranks)
     _write_address(view, jump)
-    gantt(build_message(scene, view, jump), key=key)
+    gantt(build_message(scene, view, jump, panel=Panel(live=run.is_live())), key=key)
     if ideal is not None:
         _beside(run, scene, ideal)
     _curves(run)
@@ -111,6 +111,8 @@ def _beside(run: WatchedRun, scene: Scene, ideal: str) -> None:
 
 def _scene(run: WatchedRun, view: ViewState | None, jump: Jump) -> Scene | None:
     """Read no more of the run than what is looked at."""
+    if view is not None and view.gaps == "cause":
+        run.learn_usual_times()
     if view is not None and view.jump == jump.token:
         if view.follow:
             return run.scene(newest=jump.steps + 1)
@@ -174,7 +176,8 @@ def _numbers(run: WatchedRun) -> None:
 
 
 def _curves(run: WatchedRun) -> None:
-    losses, times = run.losses(), run.step_times()
+    """Draw loss and step time over all steps."""
+    losses, times = run.curves()
     if times.empty:
         return
     left, right = st.columns(2)
@@ -184,4 +187,5 @@ def _curves(run: WatchedRun) -> None:
         else:
             st.caption("No rank has reported a loss yet.")
     with right:
-        st.altair_chart(curve_chart({run.name: times}, "step_time_s", title="step time, ms", factor=1e3), key="step-time-curve", height=190)
+        st.altair_chart(step_time_chart({run.name: times}), key="step-time-curve", height=190)
+    offer_tables(run.name, {"losses": losses, "step times": times})

@@ -4,8 +4,8 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,6 +15,7 @@ from pptoolkit.telemetry.run_directory import RunDirectory
 
 _SEGMENT = re.compile(r"rank-(\d+)\.attempt-(\d+)\.seg-(\d+)\.arrows")
 _MAP_FROM_BYTES = 8 << 20  # above this, map the file instead of reading it
+_MANY_FILES = 8  # past this, every later pass over so many small pieces costs more than one copy
 _EVERY_STEP = (int(Op.CLOCK), int(Op.PROBE))  # what alignment and links need whatever steps are asked for
 
 READER_SCHEMA = pa.schema([*EVENT_SCHEMA, ("rank", pa.int32()), ("replica", pa.int16()), ("attempt", pa.int16())])
@@ -32,7 +33,7 @@ class Skipped:
 
 @dataclass(slots=True)
 class _Segment:
-    path: Path
+    path: str
     rank: int
     attempt: int
     number: int
@@ -44,13 +45,10 @@ class _Segment:
         if self.stream.foreign_version is not None:
             return []
         try:
-            size = os.stat(self.path).st_size
-            if size <= self.stream.offset:
-                return []
-            data = _read_from(self.path, self.stream.offset, size - self.stream.offset)
+            data = _read_from(self.path, self.stream.offset)
         except OSError:
             return []  # removed by retention, or not readable at this moment
-        return self.stream.feed(data, closed=self.closed)
+        return self.stream.feed(data, closed=self.closed) if data is not None else []
 
 
 class EventReader:
@@ -101,7 +99,7 @@ class EventReader:
         for segment in _in_order(found):
             batches = segment.read()
             if batches:
-                yield _to_table(segment, batches, steps, schema)
+                yield _to_table([(segment, batches)], steps, schema)
             del batches
 
     @property
@@ -114,25 +112,21 @@ class EventReader:
     def _collect(self, segments: dict[str, _Segment], steps: tuple[int, int] | None, columns: Sequence[str] | None) -> pa.Table:
         schema = _schema_of(columns)
         self._find(segments)
-        tables = []
-        for segment in _in_order(segments):
-            batches = segment.read()
-            if batches:
-                tables.append(_to_table(segment, batches, steps, schema))
-        return pa.concat_tables(tables) if tables else schema.empty_table()
+        read = [(segment, segment.read()) for segment in _in_order(segments)]
+        return _to_table([(segment, batches) for segment, batches in read if batches], steps, schema)
 
     def _find(self, segments: dict[str, _Segment]) -> None:
         try:
-            names = os.listdir(self._run.events_path)
+            names = set(os.listdir(self._run.events_path))
         except OSError:
             return
-        for name in names:
-            match = _SEGMENT.fullmatch(name)
-            if match is None or name in segments:
-                continue
+        fresh = [match for match in map(_SEGMENT.fullmatch, names - segments.keys()) if match is not None]
+        for match in fresh:
             rank, attempt, number = (int(group) for group in match.groups())
             if (self._ranks is None or rank in self._ranks) and self._attempt in (None, attempt):
-                segments[name] = _Segment(self._run.events_path / name, rank, attempt, number)
+                segments[match[0]] = _Segment(f"{self._run.events_path}/{match[0]}", rank, attempt, number)
+        if not fresh:
+            return
         # Who writes segment n + 1 has finished with n; a new attempt means that the old one's processes are gone.
         newest = {s.rank: (-1, -1) for s in segments.values()}
         for s in segments.values():
@@ -149,26 +143,44 @@ def _in_order(segments: dict[str, _Segment]) -> list[_Segment]:
     return sorted(segments.values(), key=lambda s: (s.rank, s.attempt, s.number))
 
 
-def _read_from(path: Path, offset: int, length: int) -> pa.Buffer:
-    if length >= _MAP_FROM_BYTES:
-        with pa.memory_map(str(path)) as source:
-            return source.read_buffer().slice(offset, length)
-    with open(path, "rb") as file:
-        file.seek(offset)
-        return pa.py_buffer(file.read(length))
+def _read_from(path: str, offset: int) -> pa.Buffer | None:
+    """Return the bytes of a file from ``offset`` on, or None where there are none."""
+    # With a thousand ranks these few calls are most of a look, so none is made twice.
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        length = os.fstat(file).st_size - offset
+        if 0 < length < _MAP_FROM_BYTES:
+            return pa.py_buffer(os.pread(file, length, offset))
+    finally:
+        os.close(file)
+    if length <= 0:
+        return None
+    with pa.memory_map(path) as source:
+        return source.read_buffer().slice(offset, length)
 
 
-def _to_table(segment: _Segment, batches: list[pa.RecordBatch], steps: tuple[int, int] | None, schema: pa.Schema) -> pa.Table:
-    # All batches of a file have the one event schema; its metadata would keep tables of two ranks from joining.
-    table = pa.Table.from_batches(batches, batches[0].schema).replace_schema_metadata(None)
+def _to_table(read: list[tuple[_Segment, list[pa.RecordBatch]]], steps: tuple[int, int] | None, schema: pa.Schema) -> pa.Table:
+    """Return what was read of all files as one table: with a thousand ranks, a table a file would take longer than the reading."""
+    if not read:
+        return schema.empty_table()
+    # All batches have the one event schema; the metadata of two ranks differs and would keep them from joining.
+    plain = EVENT_SCHEMA.remove_metadata()
+    batches = [batch.replace_schema_metadata(None) for _, several in read for batch in several]
+    table = pa.Table.from_batches(batches, plain)
+    table = table.combine_chunks() if len(read) > _MANY_FILES else table
+    rows = [sum(batch.num_rows for batch in several) for _, several in read]
+    values = {
+        "rank": [segment.rank for segment, _ in read],
+        "replica": [int(segment.stream.metadata.get("replica", "0")) for segment, _ in read],
+        "attempt": [segment.attempt for segment, _ in read],
+    }
+    for name, of_file in values.items():
+        if name in schema.names:
+            column = READER_SCHEMA.field(name)
+            table = table.append_column(column, pa.array(np.repeat(of_file, rows), column.type))
     if steps is not None:
         wanted = pc.and_(pc.greater_equal(table["step"], steps[0]), pc.less(table["step"], steps[1]))
         table = table.filter(pc.or_(wanted, pc.is_in(table["op"], pa.array(_EVERY_STEP, pa.uint8()))))
-    replica = int(segment.stream.metadata.get("replica", "0"))
-    for name, value in (("rank", segment.rank), ("replica", replica), ("attempt", segment.attempt)):
-        if name in schema.names:
-            field_ = READER_SCHEMA.field(name)
-            table = table.append_column(field_, pa.repeat(pa.scalar(value, field_.type), table.num_rows))
     return table.select(schema.names)
 
 

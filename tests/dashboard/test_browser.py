@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 
+from benchmarks.large_runs import LargeRun
+from dashboard.charts.palette import OP_STYLES
 from dashboard.launch import command, environment, free_port
+from dashboard.page_file import newest_scene, standalone_page
+from dashboard.timeline_message import Jump, Panel, build_message
+from dashboard.view_state import ViewState
+from pptoolkit.run import Run
+from pptoolkit.telemetry.events import Op
 from tests.dashboard.synthetic import SyntheticRun
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -136,14 +143,30 @@ def test_a_deep_link_restores_run_and_step(server: str, page: Page, runs: Path) 
     assert [abs(float(page.view()[end]) - float(moved[end])) < 10 for end in ("from", "to")] == [True, True]
 
 
-def test_the_critical_path_is_drawn_on_demand_and_a_dragged_cut_is_simulated_at_once(server: str, page: Page, runs: Path) -> None:
+def test_paths_causes_and_details_are_shown_on_demand_and_a_dragged_cut_is_simulated_at_once(server: str, page: Page, runs: Path) -> None:
     SyntheticRun(root=runs, run_id="run").train(12).finish()
     page.page.goto(f"{server}/timeline?run=run")
     page.wait_for_view("Number(d.bars) > 100 && d.path === '0'")
     page.page.locator(".gantt").get_by_role("button", name="Critical path").click()
     page.wait_for_view("Number(d.path) >= 2")
-    box = page.page.locator(".gantt canvas").bounding_box()
-    page.page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 105)
+    page.page.locator(".gantt").get_by_role("button", name="by cause").click()
+    page.wait_for_view("Number(d.causes) >= 2")
+    assert "stages not alike" in page.page.locator(".gantt .legend").inner_text()
+    assert all(word in page.page.locator(".gantt .legend").inner_text() for word in ("warm-up", "steady", "cool-down", "critical path"))
+    page.page.locator(".gantt").get_by_role("button", name="Arrows").click()
+
+    page.page.locator(".gantt canvas").focus()
+    page.page.keyboard.press("Enter")  # the first bar in view, by keys alone
+    details = page.page.locator(".gantt .details")
+    details.get_by_text("duration").wait_for(timeout=WAIT_MS)
+    first = details.inner_text()
+    page.page.keyboard.press("Enter")
+    page.page.wait_for_function("([e, first]) => e.innerText !== first", arg=[details.element_handle(), first], timeout=WAIT_MS)
+    with page.page.expect_download(timeout=WAIT_MS) as saved:
+        page.page.locator(".gantt").get_by_role("button", name="CSV").click()
+    rows = Path(saved.value.path()).read_text().splitlines()
+    assert rows[0].startswith("rank,replica,stage,op,micro_batch,step,start_us")
+    assert len(rows) > 100
     page.page.get_by_role("link", name="Rebalance").click()
     handle = page.page.get_by_role("slider", name="Cut between stage 2 and stage 3")
     handle.focus(timeout=WAIT_MS)
@@ -152,6 +175,35 @@ def test_the_critical_path_is_drawn_on_demand_and_a_dragged_cut_is_simulated_at_
     page.page.get_by_role("button", name="Apply your own").click(timeout=WAIT_MS)
     page.page.get_by_text("is written").wait_for(timeout=WAIT_MS)
     assert tomllib.loads((runs / "run" / "next-plan.toml").read_text())["cuts"] == [3, 6, 9]
+
+
+def test_very_many_narrow_bars_are_drawn_in_the_colors_of_their_ops(page: Page, tmp_path: Path) -> None:
+    run = LargeRun(root=tmp_path, run_id="many", ranks=16, micro_batches=64).train(3)
+    run.close()
+    scene = newest_scene(Run.open(run.directory.path))
+    assert scene is not None
+    span_us = (scene.end_ns - scene.start_ns) / 1e3
+    everything = ViewState(from_us=0.0, to_us=span_us, follow=False, width_px=100_000, jump="all")
+    message = build_message(scene, everything, Jump(token="all", window_us=(0.0, span_us)), panel=Panel(levels=False))
+    (tmp_path / "many.html").write_text(standalone_page("many", message), encoding="utf-8")
+    page.page.goto((tmp_path / "many.html").as_uri())
+    page.page.locator(".gantt[data-bars]").wait_for(timeout=WAIT_MS)
+    assert int(page.view()["bars"]) > 6000  # from here on they are written pixel by pixel
+    for op in (Op.FORWARD, Op.BACKWARD, Op.RECV):
+        assert _pixels(page, OP_STYLES[op].color) > 1000, op.name
+    assert page.complaints == []
+
+
+def _pixels(page: Page, color: str) -> int:
+    """Count the pixels of exactly this colour."""
+    script = """(canvas, color) => {
+        const wanted = [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16));
+        const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+        let found = 0;
+        for (let i = 0; i < data.length; i += 4) if (wanted.every((value, k) => data[i + k] === value)) found++;
+        return found;
+    }"""
+    return int(page.page.eval_on_selector(".gantt canvas", script, color))
 
 
 def _colors_of_the_canvas(page: Page) -> int:

@@ -6,13 +6,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dashboard.charts.curves import MOST_POINTS, curve_chart, thin_out
+from dashboard.charts.curves import MOST_POINTS, curve_chart, step_time_chart, thin_out
+from dashboard.charts.gains import gain_chart, gain_rows
 from dashboard.charts.heat import heat_chart, heat_rows
 from dashboard.charts.intervals import StepTime, interval_chart
-from dashboard.charts.palette import STATE_COLORS
+from dashboard.charts.palette import RANK_COLORS, STATE_COLORS
+from dashboard.charts.ranks import MOST_WRITTEN, rank_chart, rank_rows
 from dashboard.charts.split import split_chart, split_rows
 from dashboard.charts.strip import strip_chart, strip_rows
 from dashboard.cuts import read_cuts
+from dashboard.health import RankPulse
+from dashboard.history import history_times
 from dashboard.views.rebalance import next_command
 from pptoolkit.telemetry import RunInfo
 from pptoolkit.telemetry.events import Op
@@ -28,6 +32,14 @@ def test_a_long_curve_is_averaged_to_a_bounded_number_of_points() -> None:
 def test_steps_without_a_finite_loss_leave_no_point() -> None:
     frame = pd.DataFrame({"step": [0, 1, 2, 3], "loss": [1.0, None, float("nan"), float("inf")]})
     assert thin_out(frame, "loss")["step"].tolist() == [0]
+
+
+def test_step_times_are_in_the_unit_that_suits_them() -> None:
+    def titles(seconds: float) -> str:
+        frame = pd.DataFrame({"step": [0, 1], "step_time_s": [seconds, seconds]})
+        return str(step_time_chart({"a": frame}).to_dict()["layer"][0]["encoding"]["y"]["title"])
+
+    assert (titles(0.127), titles(3.2)) == ("step time, ms", "step time, s")
 
 
 def test_two_equal_curves_differ_in_color_and_dash_and_carry_their_names() -> None:
@@ -89,3 +101,45 @@ def test_the_next_command_uses_the_runs_own_config_and_quotes_what_a_shell_would
     info = RunInfo(run_id="a", command=("pptoolkit", "train", "my jobs/gpt.toml", "--nproc", "2"))
     assert next_command(info, "/tmp/a b.toml") == "pptoolkit train 'my jobs/gpt.toml' --plan '/tmp/a b.toml'"
     assert next_command(RunInfo(run_id="a"), "p.toml") == "pptoolkit train CONFIG --plan p.toml"
+
+
+def pulse(rank: int, state: str = "alive", doing: str = "waits to receive") -> RankPulse:
+    return RankPulse(rank=rank, stages=(rank,), state=state, doing=doing, age_s=0.4, step=7)
+
+
+def test_the_rank_that_computes_stands_out_among_those_that_wait() -> None:
+    rows = rank_rows([pulse(0), pulse(1, doing="computes a forward"), pulse(2), pulse(3, state="silent")])
+    assert rows["kind"].tolist() == ["waits", "computes", "waits", "silent"]
+    spec = rank_chart(rows).to_dict()
+    scale = spec["layer"][0]["encoding"]["color"]["scale"]
+    assert dict(zip(scale["domain"], scale["range"], strict=True)) == {k: RANK_COLORS[k] for k in ("computes", "waits", "silent")}
+    assert len(spec["layer"]) == 4  # the tiles and three lines of words
+
+
+def test_a_thousand_ranks_are_tiles_without_words_and_stay_on_the_page() -> None:
+    rows = rank_rows([pulse(rank) for rank in range(1024)])
+    assert (int(rows["column"].max()), int(rows["row"].max())) == (31, 31)
+    assert not rows.duplicated(["column", "row"]).any()
+    spec = rank_chart(rows).to_dict()
+    assert len(rows) > MOST_WRITTEN
+    assert len(spec["layer"]) == 1
+    assert spec["height"] <= 560
+
+
+def test_a_gain_stands_beside_its_promise_and_a_loss_is_called_one() -> None:
+    table = pd.DataFrame(
+        {"run": ["a", "b", "c"], "parent": [None, "a", "a"], "gain": [np.nan, 16.5, -3.0], "predicted": [np.nan, 16.3, np.nan]}
+    )
+    rows = gain_rows(table)
+    assert rows["run"].tolist() == ["b", "c"]
+    spec = gain_chart(rows).to_dict()
+    assert spec["layer"][0]["encoding"]["color"]["scale"]["domain"] == ["less time per step", "more time per step", "promised"]
+    (marks,) = [values for values in spec["datasets"].values() if len(values) == 1]
+    assert marks[0]["promised"] == 16.3
+
+
+def test_an_applied_plan_shows_its_promise_and_what_came_once_it_came() -> None:
+    row = {"run": "b", "predicted": 106.4, "low": 105.1, "high": 107.7}
+    rows = pd.DataFrame([{**row, "achieved": 106.1}, {**row, "run": "c", "achieved": None}])
+    found = [(time.label, round(time.low_s, 4), round(time.seconds, 4)) for time in history_times(rows)]
+    assert found == [("b, promised", 0.1051, 0.1064), ("b, achieved", 0.1061, 0.1061), ("c, promised", 0.1051, 0.1064)]

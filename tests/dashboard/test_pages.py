@@ -1,5 +1,6 @@
 """Every page, run by Streamlit's own test harness: with data, while it waits, and with what goes wrong."""
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -7,8 +8,10 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from dashboard.data import WatchedRun
 from pptoolkit.plan import Plan
-from pptoolkit.telemetry import RunStatus
+from pptoolkit.telemetry import Op, RunStatus
+from pptoolkit.telemetry.json_files import replace_json
 from tests.dashboard.synthetic import SyntheticRun, gpt_layers
 
 PAGES = ("runs", "timeline", "stages", "links", "rebalance", "compare", "what_if", "health")
@@ -32,6 +35,7 @@ def show(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
         monkeypatch.setattr("dashboard.data.POLL_EVERY_S", 0.0)
         monkeypatch.setattr("dashboard.data._LEAST_PAUSE_S", 0.0)
         monkeypatch.setattr("dashboard.data._SHARE", 0)
+        monkeypatch.setattr("dashboard.data._BEATS_SHARE", 0)
         app = AppTest.from_function(_page, args=(name,), default_timeout=20)
         for key, value in address.items():
             app.query_params[key] = value
@@ -220,3 +224,37 @@ def test_names_from_files_are_never_markup(show: Open, runs: Path, page: str) ->
         assert "bold" not in element.value
         assert "<i>" not in element.value
         assert "<b>" not in element.value
+
+
+def test_a_damaged_event_file_still_opens_and_what_was_skipped_is_counted(show: Open, runs: Path) -> None:
+    """D1: a cut last batch, NULs and bytes that are no text cost only themselves."""
+    run = SyntheticRun(root=runs, run_id="damaged").train(6).train(6).finish()
+    events = run.directory.path / "events"
+    (torn,) = events.glob("rank-00001*")
+    torn.write_bytes(torn.read_bytes()[:-40])
+    (garbled,) = events.glob("rank-00002*")
+    garbled.write_bytes(garbled.read_bytes() + b"\0" * 500 + b"\xff\xfe not an event \x80")
+    text = words(show("timeline"))
+    assert "unreadable" in text
+    assert "**12 of 40**" in text or "**6 of 40**" in text
+    assert "event files could not be read" in words(show("health"))
+
+
+def test_what_is_missing_of_the_telemetry_is_a_badge_and_a_picture(show: Open, runs: Path) -> None:
+    run = SyntheticRun(root=runs, run_id="lossy").train(6)
+    path = run.directory.heartbeat_path(2)
+    replace_json(path, {**json.loads(path.read_text()), "dropped": 12})
+    assert "12 events dropped" in words(show("timeline"))
+    app = show("health")
+    assert "12 events were dropped on rank 2" in words(app)
+    assert "nothing is missing" not in words(app)
+
+
+def test_what_is_usual_is_learned_from_the_steps_behind_the_statistics(runs: Path) -> None:
+    run = SyntheticRun(root=runs, run_id="causes").train(8).finish()
+    watched = WatchedRun(run.directory.path)
+    watched.refresh()
+    watched.learn_usual_times()
+    scene = watched.scene(newest=3)
+    assert scene is not None
+    assert set(scene.finder.usual_s) == {(int(op), stage) for op in (Op.FORWARD, Op.BACKWARD) for stage in range(4)}

@@ -39,7 +39,7 @@ function paintGroups({ header, bars }) {
     group.ids.push(i);
   }
   // Thin lines last: a send that runs beside a computation stays visible on top of it.
-  return [...groups.values()].sort((a, b) => header.ops[a.op].thin - header.ops[b.op].thin);
+  return [...groups.values()].map((group) => ({ ...group, ids: Uint32Array.from(group.ids) })).sort((a, b) => header.ops[a.op].thin - header.ops[b.op].thin);
 }
 
 // Levels arrive ordered by kind, lane and time: one curve a kind and lane.

@@ -72,12 +72,38 @@ function describeLevel(model, kind, t) {
   return { title: unit ? `${unit} ${title}` : title, lines };
 }
 
-function describeBubble(model, lane, t, gap) {
+// The bars in view as a table; a merged bar counts its ops and has no micro-batch of its own.
+function barsAsText({ header, bars }, view) {
+  const lines = ["rank,replica,stage,op,micro_batch,step,start_us,duration_us,bytes,ops"];
+  for (let i = 0; i < bars.op.length; i++) {
+    const start = header.origin_us + bars.start[i];
+    if (start > view.to || start + bars.length[i] < view.from) continue;
+    const { rank, replica } = header.lanes[bars.lane[i]];
+    const numbers = [bars.micro_batch[i], bars.step[i], start.toFixed(1), bars.length[i].toFixed(1), bars.bytes[i], bars.count[i]];
+    lines.push([rank, replica, bars.stage[i], `"${header.ops[bars.op[i]].label}"`, ...numbers].join(","));
+  }
+  return `${lines.join("\n")}\n`;
+}
+
+// The coloured bubble at time t of a lane, as its place in the gaps; -1: none.
+function gapAt({ gaps, header }, lane, t) {
+  const local = t - header.origin_us;
+  for (let i = 0; i < gaps.lane.length; i++)
+    if (gaps.lane[i] === lane && gaps.start[i] <= local && local <= gaps.start[i] + gaps.length[i]) return i;
+  return -1;
+}
+
+function describeBubble(model, wants, lane, t, gap) {
   const lines = [["duration", formatDuration(gap.to - gap.from)], ["rank", model.header.lanes[lane].rank]];
   if (gap.step >= 0) lines.push(["step", gap.step]);
   if (gap.before >= 0) lines.push(["after", barName(model, gap.before)]);
   if (gap.after >= 0) lines.push(["before", barName(model, gap.after)]);
   const phase = phaseAt(model, lane, t);
   if (phase) lines.push(["phase", phase]);
+  const i = gapsShown(model, wants) ? gapAt(model, lane, t) : -1;
+  if (i >= 0) {
+    const { label, word } = model.header.gap_kinds[model.gaps.kind[i]];
+    lines.push([word ? "cause" : "mostly", `${label.replace("bubble: ", "")}, ${model.gaps.share[i]} %`]);
+  }
   return { title: "bubble: could compute, does not", lines };
 }

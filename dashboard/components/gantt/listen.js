@@ -50,7 +50,7 @@ function listen(gantt) {
   });
   on(canvas, "dblclick", () => act(gantt, "fit"));
   on(canvas, "keydown", (event) => {
-    const name = KEYS[event.key];
+    const name = event.key === "Enter" && event.shiftKey ? "previous_bar" : KEYS[event.key];
     if (!name || !gantt.model || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     act(gantt, name);
@@ -60,7 +60,7 @@ function listen(gantt) {
 
 const KEYS = {
   ArrowLeft: "left", ArrowRight: "right", "+": "in", "=": "in", "-": "out", "[": "previous", "]": "next", f: "fit", F: "fit",
-  " ": "follow", a: "arrows", A: "arrows", c: "path", C: "path", b: "gaps", B: "gaps", Home: "first", End: "last", Escape: "clear", ArrowUp: "up", ArrowDown: "down",
+  " ": "follow", Enter: "next_bar", a: "arrows", A: "arrows", c: "path", C: "path", b: "doing", B: "doing", w: "cause", W: "cause", Home: "first", End: "last", Escape: "clear", ArrowUp: "up", ArrowDown: "down",
 };
 
 function act(gantt, name) {
@@ -96,16 +96,41 @@ function act(gantt, name) {
       gantt.draw();
     },
     path: () => gantt.ask("path"),
-    gaps: () => gantt.ask("gaps"),
+    doing: () => gantt.ask("gaps", "doing"),
+    cause: () => gantt.ask("gaps", "cause"),
     levels: () => gantt.ask("levels"),
-    png: () => {
-      const link = document.createElement("a");
-      link.download = `timeline-step-${gantt.model.steps[stepInView(gantt.model.steps, view)]?.step ?? 0}.png`;
-      link.href = gantt.canvas.toDataURL("image/png");
-      link.click();
+    next_bar: () => selectBeside(gantt, 1),
+    previous_bar: () => selectBeside(gantt, -1),
+    png: () => save(gantt, "png", gantt.canvas.toDataURL("image/png")),
+    csv: () => {
+      const address = URL.createObjectURL(new Blob([barsAsText(gantt.model, view)], { type: "text/csv" }));
+      save(gantt, "csv", address);
+      setTimeout(() => URL.revokeObjectURL(address), 10_000);
     },
   };
   actions[name]();
+}
+
+function save(gantt, kind, address) {
+  const step = gantt.model.steps[stepInView(gantt.model.steps, gantt.view)]?.step ?? 0;
+  Object.assign(document.createElement("a"), { download: `timeline-step-${step}.${kind}`, href: address }).click();
+}
+
+// Select the bar after or before the selected one of its row, by keys alone; without one, the first in view. The view follows.
+function selectBeside(gantt, by) {
+  const { model, marks, view } = gantt;
+  const { bars, header } = model;
+  const solid = (i) => !header.ops[bars.op[i]].thin;
+  const from = (i) => header.origin_us + bars.start[i];
+  let i = marks.selected;
+  if (i < 0) for (i = 0; i < bars.op.length && !(solid(i) && from(i) >= view.from); ) i++;
+  else do i += by; while (i >= 0 && i < bars.op.length && !solid(i));
+  if (i < 0 || i >= bars.op.length) return;
+  gantt.select(i);
+  const end = from(i) + bars.length[i];
+  if (from(i) >= view.from && end <= view.to) return;
+  view.set(from(i) - view.span / 2, from(i) + view.span / 2);
+  gantt.moved();
 }
 
 function pointOf(event) {
@@ -150,7 +175,7 @@ function hover(gantt, point) {
   gantt.marks.cursor = found.level !== undefined ? point.x : -1;
   if (found.bar !== undefined) gantt.showTip(point, describeBar(gantt.model, found.bar));
   else if (found.level !== undefined) gantt.showTip(point, describeLevel(gantt.model, found.level, found.t));
-  else if (found.gap) gantt.showTip(point, describeBubble(gantt.model, found.lane, found.t, found.gap));
+  else if (found.gap) gantt.showTip(point, describeBubble(gantt.model, gantt.wants, found.lane, found.t, found.gap));
   else gantt.hideTip();
   gantt.draw();
 }

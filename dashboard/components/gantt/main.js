@@ -10,7 +10,7 @@ class Gantt {
     this.view = new View();
     this.details = parent.querySelector(".details");
     this.marks = { hover: -1, selected: -1, gap: null, micro_batch: -1, step: -1, arrows: false, scroll: 0, ratio: 1, span: 1, cursor: -1 };
-    this.wants = this.marks.wants = { path: false, gaps: false, levels: true }; // what the server adds on demand
+    this.wants = this.marks.wants = { path: false, gaps: "", levels: true }; // what the server adds on demand
     this.follow = true;
     this.model = null;
     this.jump = null;
@@ -69,9 +69,10 @@ class Gantt {
     this.draw();
   }
 
-  ask(name) {
-    this.wants[name] = !this.wants[name];
-    this.root.querySelector(`[data-do="${name}"]`).setAttribute("aria-pressed", String(this.wants[name]));
+  ask(name, value = true) {
+    this.wants[name] = this.wants[name] === value ? (value === true ? false : "") : value;
+    const pressed = { path: this.wants.path, levels: this.wants.levels, doing: this.wants.gaps === "doing", cause: this.wants.gaps === "cause" };
+    for (const [button, on] of Object.entries(pressed)) this.root.querySelector(`[data-do="${button}"]`).setAttribute("aria-pressed", String(on));
     fillLegend(this);
     this.draw();
     this.tell();
@@ -121,11 +122,13 @@ class Gantt {
       follow: this.follow,
       last: this.model.header.last_step,
       path: this.model.header.path.length,
+      causes: gapsShown(this.model, this.wants) && this.model.header.gap_kinds[0].word ? new Set(this.model.gaps.kind).size : 0,
       redraw: (performance.now() - began).toFixed(1),
     });
     const button = this.root.querySelector('[data-do="follow"]');
     button.setAttribute("aria-pressed", String(this.follow));
-    button.textContent = this.follow ? "Following live" : "Follow live";
+    const { live } = this.model.header;
+    button.textContent = live ? (this.follow ? "Following live" : "Paused: follow live") : "Newest steps";
   }
 
   // The person moved the view: stop following, redraw at once, then ask the server for what is missing.
@@ -192,7 +195,7 @@ function fillLegend(gantt) {
   const { header, bars } = gantt.model;
   const seen = new Set(bars.op);
   const shown = Object.entries(header.ops).filter(([op]) => Number(op) < 2 || seen.has(Number(op)));
-  const key = JSON.stringify([shown.map(([op]) => op), header.gap_kinds, gantt.wants]);
+  const key = JSON.stringify([shown.map(([op]) => op), header.gap_kinds, header.gaps_note, gantt.wants]);
   if (key === gantt.legendKey) return;
   gantt.legendKey = key;
   const chip = (label, style, kind) => {
@@ -203,11 +206,19 @@ function fillLegend(gantt) {
     item.append(swatch, label);
     return item;
   };
+  const note = (text) => Object.assign(document.createElement("span"), { textContent: text, className: "note" });
   const chips = shown.map(([, s]) => chip(s.letter ? `${s.label} (${s.letter})` : s.label, s.color, s.thin ? "thin" : ""));
-  const kinds = new Set(gantt.model.gaps && gantt.wants.gaps ? gantt.model.gaps.kind : []);
-  if (!kinds.size) chips.push(chip(header.bubble, "", "bubble"));
-  header.gap_kinds.forEach((kind, i) => kinds.has(i) && chips.push(chip(kind.label, kind.color, "gap")));
-  if (gantt.wants.path) chips.push(chip("critical path", "", "path"));
+  const kinds = new Set(gapsShown(gantt.model, gantt.wants) ? gantt.model.gaps.kind : []);
+  if (!kinds.size || header.gaps_note) chips.push(chip(header.bubble, "", "bubble"));
+  const causes = header.gap_kinds.filter((kind, i) => kinds.size && (kinds.has(i) || kind.total));
+  if (causes.some((kind) => kind.total)) chips.push(note("bubbles, as share of the ranks' time:"));
+  for (const kind of causes) chips.push(chip(kind.total ? `${kind.label} ${kind.total}` : kind.label, kind.color, kind.word ? "gap cause" : "gap"));
+  if (gantt.wants.gaps && header.gaps_note) chips.push(note(header.gaps_note));
+  if (gantt.wants.path) {
+    const path = chip("critical path", "", "path");
+    path.firstChild.style.borderColor = PATH_COLOR[readTheme(gantt.root).dark ? "dark" : "light"];
+    chips.push(path);
+  }
   header.phases.forEach((phase) => chips.push(chip(phase.label, "", `phase ${phase.shape}`)));
   gantt.legend.replaceChildren(...chips);
 }

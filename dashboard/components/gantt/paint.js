@@ -96,7 +96,7 @@ function paint(ctx, model, view, layout, theme, marks) {
   ctx.rect(plot.left, layout.top, plot.right - plot.left, layout.lanesHeight);
   ctx.clip();
   paintSpans(frame);
-  if (model.gaps && marks.wants.gaps) paintGaps(frame);
+  if (gapsShown(model, marks.wants)) paintGaps(frame);
   paintBars(frame);
   paintStepLines(frame);
   if (marks.arrows) paintArrows(frame);
@@ -140,38 +140,58 @@ function paintPhases(ctx, g, [start, warm, cool, end], theme) {
 }
 
 function paintBars(frame) {
-  const { ctx, model, layout, marks, scale, view, plot } = frame;
+  const { ctx, model, layout, marks } = frame;
   const { bars, header } = model;
-  const shift = header.origin_us - view.from;
   const rows = header.lanes.map((_, lane) => geometry(layout, lane, marks.scroll));
+  const narrow = bars.op.length > NARROW.from ? new NarrowBars(frame) : null;
   const texts = [];
-  const drawn = new Map(); // bars with a letter, by row and op: numbers in only some of them would be noise
-  for (const { op, shade, ids } of model.paint) {
-    const style = header.ops[op];
-    ctx.fillStyle = shade ? lighten(style.color, 0.24 * shade) : style.color;
-    for (const i of ids) {
-      const left = plot.left + (bars.start[i] + shift) * scale;
-      let width = bars.length[i] * scale;
-      if (left > plot.right || left + width < plot.left) continue;
-      const g = rows[bars.lane[i]];
-      if (marks.micro_batch >= 0) {
-        const related = bars.micro_batch[i] === marks.micro_batch && bars.step[i] === marks.step;
-        ctx.globalAlpha = related ? 1 : 0.22;
-      }
-      if (width > 3) width -= 1;
-      if (style.thin) ctx.fillRect(left, g.bar + g.height - g.foot, Math.max(width, 0.7), g.foot);
-      else ctx.fillRect(left, g.bar, Math.max(width, 0.7), g.height);
-      if (!style.letter || g.height < 11 || bars.micro_batch[i] < 0) continue;
-      const key = bars.lane[i] * 32 + op;
-      drawn.set(key, (drawn.get(key) ?? 0) + 1);
-      if (width >= 6 && texts.length < 18000) texts.push(i, left, width);
-    }
-  }
+  const drawn = new Uint32Array(header.lanes.length * 32); // bars with a letter, by row and op: numbers in only some of them would be noise
+  const last = model.paint.findLastIndex(({ op }) => !header.ops[op].thin);
+  model.paint.forEach((group, place) => {
+    paintGroup(frame, group, rows, narrow, texts, drawn);
+    if (narrow && place === last) narrow.paint(ctx, rows, false);
+  });
+  if (narrow && last < 0) narrow.paint(ctx, rows, false);
+  if (narrow) narrow.paint(ctx, rows, true);
   ctx.globalAlpha = 1;
   paintNumbers(frame, rows, fittingNumbers(frame, rows, texts, drawn));
 }
 
-// What is written into which bar: letter and number, or the number alone, as large as fits; a row where most do not fit gets none.
+// The bars of one colour.
+function paintGroup({ ctx, model, layout, marks, scale, view, plot }, { op, shade, ids }, rows, narrow, texts, drawn) {
+  const { header } = model;
+  const { start, length, lane, micro_batch, step } = model.bars;
+  const { letter, thin, color: own } = header.ops[op];
+  const color = shade ? lighten(own, 0.24 * shade) : own;
+  const [full, dimmed] = [pixelOf(color, 1), pixelOf(color, 0.22)];
+  const selected = marks.micro_batch;
+  const shift = header.origin_us - view.from;
+  const [lowest, bottom] = [layout.top - layout.row, layout.top + layout.lanesHeight];
+  ctx.fillStyle = color;
+  ctx.globalAlpha = 1;
+  for (const i of ids) {
+    const left = plot.left + (start[i] + shift) * scale;
+    let width = length[i] * scale;
+    if (left > plot.right || left + width < plot.left) continue;
+    const g = rows[lane[i]];
+    if (g.top < lowest || g.top > bottom) continue; // scrolled away
+    const related = selected < 0 || (micro_batch[i] === selected && step[i] === marks.step);
+    if (narrow && width < NARROW.width) {
+      narrow.add(lane[i], thin, left, width, related ? full : dimmed);
+      if (letter && micro_batch[i] >= 0) drawn[lane[i] * 32 + op]++;
+      continue;
+    }
+    if (selected >= 0) ctx.globalAlpha = related ? 1 : 0.22;
+    if (width > 3) width -= 1;
+    if (thin) ctx.fillRect(left, g.bar + g.height - g.foot, Math.max(width, 0.7), g.foot);
+    else ctx.fillRect(left, g.bar, Math.max(width, 0.7), g.height);
+    if (!letter || g.height < 11 || micro_batch[i] < 0) continue;
+    if (left >= plot.left && left + width <= plot.right) drawn[lane[i] * 32 + op]++; // one that is cut off decides nothing
+    if (width >= 6 && texts.length < 18000) texts.push(i, left, width);
+  }
+}
+
+// What is written into the bars of a row and op: letter and number, or the number alone, in the first way that fits most of them; else none.
 function fittingNumbers({ model, plot }, rows, texts, drawn) {
   const { bars, header } = model;
   const found = new Map();
@@ -179,16 +199,16 @@ function fittingNumbers({ model, plot }, rows, texts, drawn) {
     const i = texts[k];
     const left = Math.max(texts[k + 1], plot.left);
     const width = Math.min(texts[k + 1] + texts[k + 2], plot.right) - left;
+    const key = bars.lane[i] * 32 + bars.op[i];
+    if (!found.has(key)) found.set(key, [[], [], []]);
     const size = Math.min(13, Math.max(9, rows[bars.lane[i]].height * 0.42));
     const number = String(bars.micro_batch[i]);
     const choices = [[header.ops[bars.op[i]].letter + number, size, 6], [number, size, 2], [number, 9, 0.5]];
-    const fits = choices.find(([text, px, air]) => width >= px * 0.58 * text.length + air);
-    if (!fits) continue;
-    const key = bars.lane[i] * 32 + bars.op[i];
-    if (!found.has(key)) found.set(key, []);
-    found.get(key).push({ i, text: fits[0], size: fits[1], middle: left + width / 2 });
+    choices.forEach(([text, px, air], way) => {
+      if (width >= px * 0.58 * text.length + air) found.get(key)[way].push({ i, text, size: px, middle: left + width / 2 });
+    });
   }
-  return [...found].filter(([key, list]) => list.length >= 0.7 * drawn.get(key)).flatMap(([, list]) => list);
+  return [...found].flatMap(([key, ways]) => ways.find((list, way) => list.length >= (way < 2 ? 0.97 : 0.7) * drawn[key]) ?? []);
 }
 
 function paintNumbers({ ctx, model, marks, theme }, rows, numbers) {

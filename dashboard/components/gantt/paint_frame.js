@@ -63,9 +63,22 @@ function paintGutter({ ctx, model, layout, theme, marks }) {
     if (!two) return;
     ctx.fillStyle = theme.soft;
     ctx.font = `11px ${theme.font}`;
-    ctx.fillText(lane.missing ? `${lane.label}: no data` : lane.label, 2, middle + 9);
+    const whose = model.header.lanes.at(-1).replica ? `${lane.label}, replica ${lane.replica}` : lane.label;
+    ctx.font = `${whose.length > 16 ? 10 : 11}px ${theme.font}`;
+    ctx.fillText(lane.missing ? `${lane.label}: no data` : whose, 2, middle + 9);
   });
   ctx.restore();
+  paintReplicas(ctx, model, layout, theme, marks);
+}
+
+// A line where the rows of the next replica begin.
+function paintReplicas(ctx, model, layout, theme, marks) {
+  ctx.fillStyle = theme.soft;
+  model.header.lanes.forEach((lane, i) => {
+    const { top } = geometry(layout, i, marks.scroll);
+    if (!i || lane.replica === model.header.lanes[i - 1].replica || top < layout.top || top > layout.top + layout.lanesHeight) return;
+    ctx.fillRect(0, Math.round(top), layout.width - EDGE, 1);
+  });
 }
 
 function paintOverview({ ctx, model, view, layout, theme, plot }) {

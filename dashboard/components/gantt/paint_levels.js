@@ -58,26 +58,49 @@ function paintLevelWords(ctx, { title, unit, format }, top, highest, theme, plot
   ctx.fillStyle = theme.text;
   ctx.font = `600 12px ${theme.font}`;
   ctx.fillText(title, 2, top + 10);
+  const taken = ctx.measureText(title).width + 14;
   ctx.fillStyle = theme.soft;
   ctx.font = `11px ${theme.font}`;
   if (unit) ctx.fillText(unit, 2, top + 26);
   ctx.textAlign = "right";
-  ctx.fillText(format(highest), plot.left - 6, top + 6);
+  const crowded = taken + ctx.measureText(format(highest)).width > plot.left - 6;
+  ctx.fillText(format(highest), plot.left - 6, top + (crowded ? 25 : 6));
   ctx.fillText("0", plot.left - 6, top + LEVEL.height - 4);
 }
 
-function paintGaps({ ctx, model, layout, marks, x, plot }) {
+// What the message brings may still be of the other way to tell bubbles apart, or of none.
+function gapsShown(model, wants) {
+  return Boolean(model.gaps && wants.gaps && model.header.gap_kinds.length);
+}
+
+// A cause fills its bubble more firmly, is hatched as every bubble, and is written into it where there is room: not by colour alone.
+function paintGaps({ ctx, model, layout, theme, marks, x, plot }) {
   const { gaps, header } = model;
-  ctx.globalAlpha = 0.55;
+  const words = [];
   for (let i = 0; i < gaps.lane.length; i++) {
     const left = Math.max(plot.left, x(header.origin_us + gaps.start[i]));
     const right = Math.min(plot.right, x(header.origin_us + gaps.start[i] + gaps.length[i]));
     if (right - left < 0.3) continue;
     const g = geometry(layout, gaps.lane[i], marks.scroll);
-    ctx.fillStyle = header.gap_kinds[gaps.kind[i]].color;
+    const { color, word } = header.gap_kinds[gaps.kind[i]];
+    ctx.globalAlpha = word ? 0.8 : 0.55;
+    ctx.fillStyle = color;
     ctx.fillRect(left, g.bar, right - left, g.height);
+    if (word && right - left > 6.2 * word.length + 10 && g.height >= 14) words.push({ word, color, middle: (left + right) / 2, y: g.bar + g.height / 2 });
   }
   ctx.globalAlpha = 1;
+  ctx.textAlign = "center";
+  ctx.textBaseline = "middle";
+  ctx.font = `600 11px ${theme.font}`;
+  for (const { word, color, middle, y } of words) {
+    ctx.fillStyle = inkOn(color);
+    ctx.fillText(word, middle, y + 0.5);
+  }
+}
+
+function inkOn(color) {
+  const [r, g, b] = channels(color);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 115 ? "#1c1300" : "#ffffff";
 }
 
 // A frame around each op on the path, and a line from each to the next: what could not have been later without the step being later.

@@ -4,7 +4,7 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-_SCRIPTS = ("decode.js", "format.js", "paint.js", "paint_frame.js", "paint_levels.js", "view.js", "listen.js", "main.js")
+_SCRIPTS = ("decode.js", "format.js", "paint.js", "paint_narrow.js", "paint_frame.js", "paint_levels.js", "view.js", "listen.js", "main.js")
 
 
 class Source(NamedTuple):
