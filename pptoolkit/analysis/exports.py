@@ -79,7 +79,9 @@ def trace_events(timeline: pd.DataFrame) -> Iterator[dict[str, Any]]:
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
         for track, label in tracks.items():
             yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": track, "args": {"name": label}}
-    rows = timeline[(timeline["end_ns"] >= timeline["start_ns"]) & ~timeline["op"].isin((int(Op.CLOCK), int(Op.RECV_POST)))]
+    rows = timeline[
+        (timeline["end_ns"] >= timeline["start_ns"]) & ~timeline["op"].isin((int(Op.CLOCK), int(Op.RECV_POST), int(Op.REDUCE_POST)))
+    ]
     origin = int(rows["start_ns"].min()) if len(rows) else 0
     columns = ["step", "stage", "micro_batch", "op", "peer", "start_ns", "end_ns", "bytes", "memory_bytes", "rank", "attempt"]
     for at in range(0, len(rows), _BATCH):

@@ -5,7 +5,7 @@ steps have (a checkpoint, a pause) are no nodes: they lie in the gap before the 
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,7 @@ class Nodes:
         steps: The steps, by number.
         begin_s: When each rank's step began, of shape (ranks, steps).
         finish_s: When it ended.
-        post_s: When the receive of a node was posted; NaN where that is not known.
+        post_s: When the receive of a node was posted, or a rank's share of a collective; NaN where that is not known.
         stalls: Irregular events.
     """
 
@@ -124,16 +124,16 @@ def collect_nodes(steady: SteadySteps) -> Nodes | None:
 
 
 def _posts(events: pd.DataFrame, names: pd.DataFrame, steps: Indices, origin: Indices) -> Seconds:
-    """Return when each receive was posted."""
+    """Return when each receive was posted, and when a rank's share of the step's last collective was."""
     found = np.full((len(names), len(steps)), np.nan)
-    posts = events[(events["op"] == int(Op.RECV_POST)) & events["step"].isin(steps)]
-    if posts.empty:
-        return found
     key = ["rank", "stage", "micro_batch", "peer"]
-    receives = names[names["op"] == int(Op.RECV)].reset_index().drop_duplicates(key)
-    joined = posts.merge(receives[["index", *key]], on=key)
-    lane = np.searchsorted(steps, joined["step"].to_numpy())
-    found[joined["index"].to_numpy(), lane] = (joined["start_ns"].to_numpy() - origin[lane]) / 1e9
+    pairs: tuple[tuple[Op, Op, Literal["first", "last"]], ...] = ((Op.RECV_POST, Op.RECV, "first"), (Op.REDUCE_POST, Op.REDUCE, "last"))
+    for post, op, kept in pairs:
+        posts = events[(events["op"] == int(post)) & events["step"].isin(steps)]
+        waits = names[names["op"] == int(op)].reset_index().drop_duplicates(key, keep=kept)
+        joined = posts.merge(waits[["index", *key]], on=key)
+        lane = np.searchsorted(steps, joined["step"].to_numpy())
+        found[joined["index"].to_numpy(), lane] = (joined["start_ns"].to_numpy() - origin[lane]) / 1e9
     return found
 
 

@@ -18,7 +18,7 @@ from pptoolkit.telemetry.links import UNBLOCKED_NS
 _TOUCHING_S = 5e-5  # what ends this little after another began still came before it: clocks and rounding
 _BROKEN = 0.02  # share of the steps that may contradict an order
 _RECV, _SEND, _WAIT, _REDUCE = int(Op.RECV), int(Op.SEND), int(Op.SEND_WAIT), int(Op.REDUCE)
-LINK, STEP_END, FREE = "link", "step_end", "free"
+LINK, HOST, STEP_END, FREE = "link", "host", "step_end", "free"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,15 +188,15 @@ class _Builder:
         if posted_after is not None:
             self._edge(Edge(node, posted_after), travel, LINK)
 
-    def _posted_after(self, receive: int) -> int | None:
-        """Return the compute node of the receiver after which the receive was posted, if it was posted in the middle of a step."""
+    def _posted_after(self, wait: int) -> int | None:
+        """Return the compute node of the same rank after which what it waits for was posted, if it was posted inside a step."""
         nodes = self.nodes
-        if np.isnan(nodes.post_s[receive]).all():
+        if np.isnan(nodes.post_s[wait]).all():
             return None
-        posted = float(np.nanmedian(nodes.post_s[receive]))
+        posted = float(np.nanmedian(nodes.post_s[wait]))
         mine = [
             int(i)
-            for i in np.flatnonzero((nodes.rank == nodes.rank[receive]) & (self.finish <= posted + _TOUCHING_S))
+            for i in np.flatnonzero((nodes.rank == nodes.rank[wait]) & (self.finish <= posted + _TOUCHING_S))
             if nodes.op[i] in COMPUTE_CODES
         ]
         return max(mine, key=lambda i: float(self.finish[i]), default=None)
@@ -242,7 +242,23 @@ class _Builder:
             self._own(members[0], STEP_END, nodes.duration_s[members[0]])
             return
         hub = self._extra()
-        last = nodes.start_s[members].max(axis=0)
-        for node in members:
+        joined = {node: self._joined(node, hub) for node in members}
+        last = np.max(list(joined.values()), axis=0)
+        after = nodes.end_s[members] - last
+        held = nodes.start_s[members] < last
+        # Who came last waited for nobody: the collective took it no longer than it took the others after that.
+        usual = float(np.median(after[held])) if held.any() else 0.0
+        for row, node in enumerate(members):
+            self._own(node, STEP_END, np.where(held[row], 0.0, nodes.duration_s[node]))
+            self._edge(Edge(node, hub), np.where(held[row], after[row], np.minimum(after[row], usual)), STEP_END)
+
+    def _joined(self, node: int, hub: int) -> Seconds:
+        """Tie a collective's ``hub`` to the moment in which a rank joined it, and return that moment."""
+        nodes = self.nodes
+        posted_after = self._posted_after(node) if not np.isnan(nodes.post_s[node]).any() else None
+        if posted_after is None:
             self._edge(Edge(hub, node, from_ready=True), self.zero, FREE)
-            self._edge(Edge(node, hub), nodes.end_s[node] - last, STEP_END)
+            return np.asarray(nodes.start_s[node])
+        posted = nodes.post_s[node]
+        self._edge(Edge(hub, posted_after), posted - nodes.end_s[posted_after], HOST)
+        return np.asarray(posted)

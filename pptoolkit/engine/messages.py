@@ -17,7 +17,7 @@ from pptoolkit.telemetry.recorder import LONG_WAIT_NS, Recorder
 _FORWARD = (ActionKind.FORWARD, ActionKind.SEND_ACTIVATION, ActionKind.RECV_ACTIVATION)
 _TAG = 0  # one for all: messages between two ranks match by order
 
-Waited = tuple[int, int]  # when a wait began and ended, in nanoseconds
+Span = tuple[int, int]  # begin and end, in nanoseconds
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +30,14 @@ class Message:
         peer_stage: The stage at the other end.
         peer: Rank of the other end in the pipeline's group.
         forward: Whether activations travel, and not gradients.
+
+    Attributes:
+        works: Transfers on their way; None for a message that is not.
+        tensors: What is sent lives until the transport is done with it.
+        posted_ns: When this rank said, in this step, that the message may come; 0: it has not, or nothing is to come.
+        waited: When the wait for it began and ended in this step; None: it has not, or nothing was to come.
+        sent: When its sending began and ended in this step, likewise.
+        last_wait_ns: How long the last wait for it took, also that of the step before.
     """
 
     action: Action
@@ -37,13 +45,34 @@ class Message:
     peer_stage: int
     peer: int
     forward: bool
-    works: list[dist.Work] | None = field(default=None, init=False)  # None: not on its way
-    last_wait_ns: int = field(default=0, init=False)  # of the step before
-    tensors: Sequence[torch.Tensor] = field(default=(), init=False)  # what is sent lives until the transport is done with it
+    works: list[dist.Work] | None = field(default=None, init=False)
+    tensors: Sequence[torch.Tensor] = field(default=(), init=False)
+    posted_ns: int = field(default=0, init=False)
+    waited: Span | None = field(default=None, init=False)
+    sent: Span | None = field(default=None, init=False)
+    last_wait_ns: int = field(default=0, init=False)
+
+    def record_arrival(self, recorder: Recorder) -> None:
+        """Write down what was noted of a message that came."""
+        stage, m = self.action.stage, self.action.micro_batch
+        if self.posted_ns:
+            recorder.record(Op.RECV_POST, stage, m, self.peer_stage, self.posted_ns, self.posted_ns)
+        if self.waited is not None:
+            size = self.stage.received_bytes(m, gradient=not self.forward)
+            recorder.record(Op.RECV, stage, m, self.peer_stage, *self.waited, size)
+
+    def record_departure(self, recorder: Recorder) -> None:
+        """Write down what was noted of a message that was sent."""
+        if self.sent is not None:
+            stage, m = self.action.stage, self.action.micro_batch
+            size = self.stage.sent_bytes(m, gradient=not self.forward)
+            recorder.record(Op.SEND, stage, m, self.peer_stage, *self.sent, size)
 
 
 class Messages:
     """What one rank sends and receives in a step. Everything that a step need not look up is looked up before the first.
+
+    Times are noted in the messages, and written down by :class:`Message` when there is time for it.
 
     Args:
         stages: The rank's stages by index.
@@ -85,30 +114,21 @@ class Messages:
         action, stage, peer = message.action, message.stage, message.peer
         buffers = stage.buffers_for_activation(action.micro_batch) if message.forward else stage.buffers_for_gradient(action.micro_batch)
         message.works = self._start(message, buffers, lambda t: self._group.recv([t], peer, _TAG))
-        if message.works:
-            now = time.monotonic_ns()
-            self._recorder.record(Op.RECV_POST, action.stage, action.micro_batch, message.peer_stage, now, now)
+        message.waited, message.posted_ns = None, time.monotonic_ns() if message.works else 0
 
-    def wait(self, message: Message) -> Waited | None:
-        """Wait until ``message`` is there; return when that began and ended, or None for one without tensors."""
+    def wait(self, message: Message) -> None:
+        """Wait until ``message`` is there."""
         works, message.works = message.works, None
         if not works:
-            return None
+            return
         action, start = message.action, time.monotonic_ns()
         self._recorder.in_flight = (Op.RECV, action.stage, action.micro_batch, start)
         if message.last_wait_ns > LONG_WAIT_NS:
             self._recorder.bubbles.announce()
         self._wait(message, works)
         end = time.monotonic_ns()
-        message.last_wait_ns = end - start
         self._recorder.in_flight = None
-        return start, end
-
-    def record_wait(self, message: Message, waited: Waited) -> None:
-        """Note a wait; apart from :meth:`wait`, so that nobody waits for us to write it down."""
-        action = message.action
-        size = message.stage.received_bytes(action.micro_batch, gradient=not message.forward)
-        self._recorder.record(Op.RECV, action.stage, action.micro_batch, message.peer_stage, *waited, size)
+        message.waited, message.last_wait_ns = (start, end), end - start
 
     def send(self, message: Message) -> None:
         """Send what a compute action left for another rank, without waiting for it to arrive."""
@@ -117,11 +137,7 @@ class Messages:
         tensors = [t if t.is_contiguous() else t.contiguous() for t in own]
         start = time.monotonic_ns()
         message.works = self._start(message, tensors, lambda t: self._group.send([t], peer, _TAG))
-        if message.works:
-            end = time.monotonic_ns()
-            message.tensors = tensors
-            size = sum(t.nbytes for t in tensors)
-            self._recorder.record(Op.SEND, action.stage, action.micro_batch, message.peer_stage, start, end, size)
+        message.tensors, message.sent = tensors, (start, time.monotonic_ns()) if message.works else None
 
     def conclude(self, message: Message, *, known_over: bool = False) -> None:
         """Wait until what was sent has arrived, and let go of it."""

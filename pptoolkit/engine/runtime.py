@@ -2,8 +2,9 @@
 
 What runs between two layers runs with cold caches: the layers have just swept them, and a line of Python costs ten to twenty
 times what a loop over it would suggest. So what other ranks wait for comes first, and an output is sent before anything is
-written down about the op that made it; what can be looked up before the first step is; and torch's own walk through the list,
-which wraps each action in a profiler range, is taken only while a profiler listens.
+written down about the op that made it; what can be looked up before the first step is; what is noted is written down in the
+next bubble; and torch's own walk through the list, which wraps each action in a profiler range, is taken only while a
+profiler listens.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from pptoolkit.engine.device_clock import DeviceClock, HostClock
-from pptoolkit.engine.messages import Message, Messages, Waited
+from pptoolkit.engine.messages import Message, Messages
 from pptoolkit.engine.planned import OPS, ComputeTimer, Planned
 from pptoolkit.engine.randomness import StepSeeds
 from pptoolkit.engine.stage import PooledStage
@@ -28,13 +29,15 @@ from pptoolkit.engine.torch_private import (
 from pptoolkit.schedule import Action, ActionKind, Schedule
 from pptoolkit.schedule.lower import input_of, lower, output_of
 from pptoolkit.telemetry.events import Flag, Op
-from pptoolkit.telemetry.recorder import Recorder
+from pptoolkit.telemetry.recorder import LONG_WAIT_NS, Recorder
 
 _SAMPLED = int(Flag.SAMPLED)  # as a number: combining enum members costs more than recording an event
 _SENDS = (ActionKind.SEND_ACTIVATION, ActionKind.SEND_GRADIENT)
 LossFunction = Callable[[Any, Any], torch.Tensor]
 BeforeLast = Callable[[float, float], None]
 Perform = Callable[[PipelineContext], None]
+_OLDEST_NOTE_NS = 500_000_000
+"""No op waits longer than about this to be written down, however long the step is."""
 
 
 class InstrumentedRuntime(ScheduleRuntime):
@@ -79,6 +82,8 @@ class InstrumentedRuntime(ScheduleRuntime):
         self._sampled = -1
         self._before_last: BeforeLast | None = None
         self._last_action_ns = 0
+        self._notes: list[tuple[Planned, int, int, int]] = []  # begin, end and resident bytes of ops that are not written down yet
+        self._at_once = not isinstance(self._clock, HostClock)  # events on a stream are told apart by their order
         self.compute_ns = 0
         self._install(lower(schedule))
 
@@ -104,7 +109,8 @@ class InstrumentedRuntime(ScheduleRuntime):
             sampled: Micro-batch whose layers are timed, or -1.
             before_last: Called before this rank's last action with its share of the loss, which is complete by then, and the
                 seconds that it will have computed, the last action counted as it took in the step before: what the ranks have
-                to tell each other then costs no time after it. Not called where the last action is a forward.
+                to tell each other then costs no time after it. Not called where that action waits for no other rank: it would
+                be held up, and such a rank is done before the others.
 
         Returns:
             The weighted loss where this rank owns the last stage, else 0.
@@ -120,6 +126,7 @@ class InstrumentedRuntime(ScheduleRuntime):
                 self._step_microbatches(list(inputs), list(named) or None, list(targets), return_outputs=False)
             self._messages.finish()
         finally:
+            self._write_down()
             self._marks.clear()
             self._messages.forget()
         return self._loss_share()
@@ -138,7 +145,7 @@ class InstrumentedRuntime(ScheduleRuntime):
         # A send is part of the compute action before it.
         performed = {action: self._plan(action) for action in orders[self.rank] if action.kind not in _SENDS}
         last = next(action for action in reversed(performed) if action.kind in OPS)
-        if last.kind is not ActionKind.FORWARD:
+        if last.kind is not ActionKind.FORWARD and input_of(last, self._schedule) is not None:
             performed[last] = self._announced(performed[last])
         self._program = list(performed.values())
         self._perform = {_to_torch(action): perform for action, perform in performed.items()}
@@ -210,7 +217,7 @@ class InstrumentedRuntime(ScheduleRuntime):
         marks = LayerMarks(len(stage.module.layers)) if m == self._sampled else None
         stage.module.prepare(self._seeds.of(planned.index, m), marks=marks)
         named = {name: context.kwarg_mbs[m][name] for name in stage.module.batch_inputs}
-        waited = self._await_input(planned.input)
+        self._await_input(planned.input)
         with self._timed(planned) as timed:
             output = stage.forward_one_chunk(m, context.arg_mbs[m], named, save_forward_output=False)
             if stage.is_last:
@@ -218,7 +225,7 @@ class InstrumentedRuntime(ScheduleRuntime):
                 self._losses[m] = _checked(self._loss(output, context.target_mbs[m]))
         if planned.after is not None:
             planned.after.take_local_activation(m, stage.activations(m))
-        self._end(planned, timed, waited)
+        self._end(planned, timed)
         if marks is not None:
             self._marks[planned.index, m] = marks
             self._record_layers(Op.LAYER_FORWARD, planned, marks.forward_spans(timed.end_ns))
@@ -231,12 +238,12 @@ class InstrumentedRuntime(ScheduleRuntime):
         whole = planned.action.kind is ActionKind.BACKWARD
         loss = self._losses.get(m)
         gradient = self._loss_gradient(loss, m) if loss is not None and stage.is_last else None
-        waited = self._await_input(planned.input)
+        self._await_input(planned.input)
         with self._timed(planned) as timed:
             stage.backward_one_chunk(m, loss=loss, full_backward=whole, loss_gradient=gradient)
         if planned.before is not None:
             planned.before.take_local_gradient(m, stage.gradients(m))
-        self._end(planned, timed, waited)
+        self._end(planned, timed)
         if loss is not None and stage.is_last and not stage.backward_waits(m):
             self._losses[m] = loss.detach()
         if not stage.backward_waits(m):
@@ -251,7 +258,7 @@ class InstrumentedRuntime(ScheduleRuntime):
         everything = stage.backward_waits(m)
         with self._timed(planned) as timed:
             stage.backward_weight_one_chunk(m)
-        self._end(planned, timed, None)
+        self._end(planned, timed)
         if everything:
             self._record_layers_backward(planned, timed)
             if stage.is_last:
@@ -260,27 +267,40 @@ class InstrumentedRuntime(ScheduleRuntime):
 
     # -- parts of actions ----------------------------------------------------------------------------------------------
 
-    def _await_input(self, message: Message | None) -> Waited | None:
+    def _await_input(self, message: Message | None) -> None:
         if message is None:
-            return None
+            return
         self._seeds.draw_ahead()  # this rank is about to be idle, in the step's first wait at least
-        return self._messages.wait(message)
+        if message.last_wait_ns > LONG_WAIT_NS:
+            self._write_down()
+        self._messages.wait(message)
 
     def _timed(self, planned: Planned) -> ComputeTimer:
         return ComputeTimer(planned, self._clock, self._recorder, rank=self._rank, step=self._step_index)
 
-    def _end(self, planned: Planned, timed: ComputeTimer, waited: Waited | None) -> None:
-        """Send what the next rank waits for; then write down what happened, and let go of what is over."""
+    def _end(self, planned: Planned, timed: ComputeTimer) -> None:
+        """Send what the next rank waits for; then note what happened, and let go of what is over."""
         if planned.output is not None:
             self._messages.send(planned.output)
         self.compute_ns += timed.end_ns - timed.start_ns
-        m = planned.micro_batch
-        if waited is not None and planned.input is not None:
-            self._messages.record_wait(planned.input, waited)
-        flags = _SAMPLED if m == self._sampled else 0
-        self._clock.record(planned.op, planned.index, m, -1, timed.start_ns, timed.end_ns, 0, self._resident_bytes(), flags)
-        for message in planned.finished:
-            self._messages.conclude(message, known_over=waited is not None)  # only what really came proves that a send is over
+        self._notes.append((planned, timed.start_ns, timed.end_ns, self._resident_bytes()))
+        if self._at_once or timed.end_ns - self._notes[0][1] > _OLDEST_NOTE_NS:
+            self._write_down()
+        if planned.finished:
+            came = planned.input is not None and planned.input.waited is not None
+            for message in planned.finished:
+                self._messages.conclude(message, known_over=came)  # only what really came proves that a send is over
+
+    def _write_down(self) -> None:
+        for planned, start_ns, end_ns, resident in self._notes:
+            m = planned.micro_batch
+            if planned.input is not None:
+                planned.input.record_arrival(self._recorder)
+            flags = _SAMPLED if m == self._sampled else 0
+            self._clock.record(planned.op, planned.index, m, -1, start_ns, end_ns, 0, resident, flags)
+            if planned.output is not None:
+                planned.output.record_departure(self._recorder)
+        self._notes.clear()
 
     def _record_layers_backward(self, planned: Planned, timed: ComputeTimer) -> None:
         marks = self._marks.pop((planned.index, planned.micro_batch), None)

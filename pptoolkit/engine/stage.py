@@ -103,6 +103,11 @@ class PooledStage(PipelineStage):
         shapes = self._shapes[micro_batch]
         return shapes.outputs.gradient_bytes if gradient else shapes.inputs.bytes
 
+    def sent_bytes(self, micro_batch: int, *, gradient: bool) -> int:
+        """Return the bytes that one message of ``micro_batch`` carries from this stage."""
+        shapes = self._shapes[micro_batch]
+        return shapes.inputs.gradient_bytes if gradient else shapes.outputs.bytes
+
     # -- handing on ----------------------------------------------------------------------------------------------------
 
     def activations(self, micro_batch: int) -> list[torch.Tensor]:

@@ -93,9 +93,14 @@ class TrainingStep:
             nonlocal proposal
             proposal = StepProposal(loss=loss, squared_norm=squared_norm, stop=stop(), compute_s=compute_s, exchange_clocks=exchange_clocks)
 
-        # Without a norm of the finished gradients there is nothing to wait for: the ranks agree during their last action.
+        def propose_early(loss: float, compute_s: float) -> None:
+            propose(loss, compute_s)
+            now_ns = time.monotonic_ns()
+            recorder.record(Op.REDUCE_POST, -1, -1, -1, now_ns, now_ns)
+
+        # Without a norm of the finished gradients there is nothing to wait for: ranks agree while they wait for their last action.
         # On a GPU, reading the loss there would hold up the host.
-        early = propose if not self.update.needs_norm and self.pipeline.device.type == "cpu" else None
+        early = propose_early if not self.update.needs_norm and self.pipeline.device.type == "cpu" else None
         with recorder.span(Op.SCHEDULE):
             share, compute_s = self._accumulate(inputs, targets, step=step, total=total, sampled=sampled, before_last=early)
         with recorder.span(Op.REDUCE):

@@ -33,6 +33,7 @@ class Op(IntEnum):
     SEND_WAIT = 17  # the blocked wait until a send has left
     PROBE = 18  # idle-link probe before step 0; bytes over (end - start), peer as in SEND; micro_batch -1
     STARTUP = 19  # from the start of the process to the first step of the attempt
+    REDUCE_POST = 20  # an instant: this rank's share of the step's last collective over all ranks is on its way
     PAUSE = 24  # the process stood still: a garbage collection that was seen as such
 
 
