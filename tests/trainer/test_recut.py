@@ -99,8 +99,8 @@ def test_the_run_tells_which_plan_held_when_and_statistics_never_mix_them(pool: 
 
 @pytest.mark.slow  # decided by real times: a machine that does much else hides them
 def test_an_uneven_run_is_cut_anew_once_and_what_was_predicted_stands_beside_what_came(pool: Pools, tmp_path: Path) -> None:
-    times = (20, 4, 4, 4, 4, 4, 4, 4)
-    answer, other = pool(2).run(cases.measured, str(tmp_path), times_ms=times, cuts=(4,), steps=40)
+    times = (60, 10, 10, 10, 10, 10, 10, 10)
+    answer, other = pool(2).run(cases.measured, str(tmp_path), times_ms=times, cuts=(4,), steps=32)
     run = Run.open(answer["run"])
     assert other["plan"] == answer["plan"] == list(run.segments[-1].cuts) != [4]
     assert len(run.segments) == 2
