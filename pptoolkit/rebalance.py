@@ -143,10 +143,10 @@ class Rebalancer:
     def _show_plan(self) -> None:
         """Let the metrics name the plan that holds; of the metric that names it there is one series, as before."""
         if isinstance(self._telemetry, RankTelemetry):
-            gauges = self._telemetry.metrics.gauges
+            series = self._telemetry.metrics.series
             layout = RankLayout.from_info(self._run.read_info(), dist.get_rank())
-            gauges.declare("run_info", "What runs; always 1.", ("schedule", "stages", "micro_batches", "plan"))
-            gauges.set("run_info", 1, layout.schedule, str(len(layout.stage_to_rank)), str(layout.micro_batches), layout.plan)
+            series.gauge("run_info", "What runs; always 1.", ("schedule", "stages", "micro_batches", "plan"))
+            series.set("run_info", 1, layout.schedule, str(len(layout.stage_to_rank)), str(layout.micro_batches), layout.plan)
 
 
 def check_rebalance(optimisation: Optimisation, *, replicas: int, telemetry: bool, sample_layers_every: int) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from pptoolkit.planner.rebalance import AutoRebalance, Decision
 from pptoolkit.rebalance import Rebalancer
 from pptoolkit.telemetry.settings import TelemetrySettings
 from pptoolkit.trainer import Trainer
+from tests.engine import models
 from tests.trainer.cases import DEPTH, STEPS, WIDTH, Noisy, Stored, Watcher, adam, numbers, warm_up
 
 WATCHED = TelemetrySettings(port=None)
@@ -76,6 +77,15 @@ def built_layers() -> nn.Sequential:
     return nn.Sequential(*(layer.build() for layer in mlp_layers(WIDTH, DEPTH, dropout=0.2)))
 
 
+# Without parameters and with skip connections, as the engine's own tests have them.
+LAYERS: dict[str, Callable[[], Any]] = {
+    "tied": tied_layers,
+    "built": built_layers,
+    "skips": models.MODELS["skips"],
+    "without parameters": models.MODELS["without parameters"],
+}
+
+
 def momentum(groups: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=0.02, momentum=0.9)
 
@@ -101,7 +111,7 @@ def train(
     with (
         warnings.catch_warnings(),
         Trainer(
-            tied_layers() if model == "tied" else built_layers(),
+            LAYERS[model](),
             loss=squared_error,
             optimizer=OPTIMIZERS[optimizer],
             plan=plan,
@@ -140,6 +150,21 @@ def _plain(value: Any) -> Any:
 def _run_info_series(trainer: Trainer) -> list[str]:
     registry = trainer.telemetry.metrics.registry
     return [s.labels["plan"] for family in registry.collect() for s in family.samples if s.name == "pptoolkit_run_info"]
+
+
+def parameters_of(folder: str, *, cuts: tuple[int, ...]) -> dict[str, int]:
+    """Build a trainer; return the parameters of each layer that is here."""
+    with Trainer(
+        mlp_layers(WIDTH, DEPTH),
+        loss=squared_error,
+        optimizer=adam,
+        plan=Plan(cuts=cuts, micro_batches=2),
+        run=Path(folder) / "run",
+        telemetry=TelemetrySettings(enabled=False),
+        progress=False,
+    ) as trainer:
+        layers = trainer.pipeline.named_layers()
+        return {name: sum(p.numel() for p in layer.parameters()) for name, layer in layers.items()}
 
 
 def measured(folder: str, *, times_ms: tuple[int, ...], cuts: tuple[int, ...], steps: int) -> dict[str, Any]:

@@ -1,13 +1,11 @@
 """Cutting anew while training: the same losses, parameters and optimizer state as without it; only where it pays; told in the run."""
 
-import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from pptoolkit.plan import Plan
 from pptoolkit.plan_history import PlanHistory
@@ -15,33 +13,10 @@ from pptoolkit.run import Run
 from pptoolkit.telemetry.settings import TelemetrySettings
 from tests.support.ranks import RankPool
 from tests.trainer import recut_cases as cases
+from tests.trainer.recut_parity import assert_same, merge
 
 Pools = Callable[[int], RankPool]
 TWO = Plan(cuts=(4,), micro_batches=4)
-ALIKE = ("losses", "norms", "evaluation", "rates")  # what every rank knows
-
-
-def merge(answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """Join what the ranks hold; a tied parameter, its state included, is the same wherever it is."""
-    merged: dict[str, Any] = {key: answers[0][key] for key in ALIKE}
-    for answer in answers:
-        assert {key: answer[key] for key in ALIKE} == {key: answers[0][key] for key in ALIKE}
-    for key in ("parameters", "buffers", "state"):
-        merged[key] = {}
-        for answer in answers:
-            for name, value in answer[key].items():
-                assert merged[key].setdefault(name, value) == value, f"ranks differ in {key} of {name}"
-    return merged
-
-
-def assert_same(got: Any, wanted: Any, where: str = "") -> None:
-    if isinstance(wanted, Mapping):
-        assert sorted(got) == sorted(wanted), where
-        for key in wanted:
-            assert_same(got[key], wanted[key], f"{where}.{key}")
-    else:
-        close = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-13, msg=where)
-        close(torch.tensor(got), torch.tensor(wanted))
 
 
 @pytest.mark.parametrize(
