@@ -1,12 +1,14 @@
 """The ranks of benchmarks/diagnosis.py and benchmarks/loop.py: many short trainings on sleeping layers, one after the other in one group.
 
-Started by torchrun. The cases come as JSON lines; each leaves a run directory behind.
+Started by torchrun. The cases come as JSON lines; each leaves a run directory behind. A layer that sleeps knows when it asked to be woken:
+where the machine woke it late, the run shows a fault that nobody put in. Such a case is run again, and in the end said to be disturbed.
 """
 
 import argparse
 import json
 import queue
 import random
+import shutil
 import threading
 import time
 from collections.abc import Iterable
@@ -19,12 +21,35 @@ from torch import nn
 
 import pptoolkit as pp
 from pptoolkit.engine.process_group import join, leave
+from pptoolkit.models import sleeping
 from pptoolkit.models.mlp import squared_error
 from pptoolkit.models.sleeping import SleepingLayer, sleep_precisely
 from pptoolkit.telemetry import Op
 from pptoolkit.telemetry.settings import TelemetrySettings
 
 WIDTH, MICRO_BATCHES = 8, 8
+TRIES = 3
+LATE_RATIO, LATEST_S = 0.02, 0.02  # of the time asked for, over a case; and in one single sleep
+DISTURBED = "disturbed.json"
+
+
+class Alarm:
+    """Sleeps for the layers, and notes how late it was woken."""
+
+    def __init__(self) -> None:
+        self.asked_s = self.late_s = self.latest_s = 0.0
+
+    def __call__(self, seconds: float) -> None:
+        begin = time.perf_counter()
+        sleep_precisely(seconds)
+        late = time.perf_counter() - begin - seconds
+        self.asked_s, self.late_s, self.latest_s = self.asked_s + seconds, self.late_s + late, max(self.latest_s, late)
+
+    def worst_of_all_ranks(self) -> dict[str, float]:
+        """Return how late the rank was that was woken latest; every rank calls it together."""
+        worst = torch.tensor([self.late_s / max(self.asked_s, 1e-9), self.latest_s], dtype=torch.float64)
+        dist.all_reduce(worst, dist.ReduceOp.MAX)
+        return dict(zip(("late_ratio", "latest_s"), worst.tolist(), strict=True))
 
 
 class FaultyLayer(SleepingLayer):
@@ -119,11 +144,28 @@ def main() -> None:
     options = parser.parse_args()
     world = join()
     for line in options.cases.read_text().splitlines():
-        train(json.loads(line), options.runs, world.rank)
-        dist.barrier()
+        case = json.loads(line)
+        for _ in range(TRIES):
+            if train_watched(case, options.runs, world.rank):
+                break
         if world.rank == 0:
-            print(f"done {json.loads(line)['name']}", flush=True)
+            print(f"done {case['name']}", flush=True)
     leave(world)
+
+
+def train_watched(case: dict[str, Any], runs: Path, rank: int) -> bool:
+    """Train one case; return whether the machine woke every rank in time, and leave a note in the run where it did not."""
+    if rank == 0:
+        shutil.rmtree(runs / case["name"], ignore_errors=True)
+    dist.barrier()
+    sleeping.sleep_precisely = alarm = Alarm()
+    train(case, runs, rank)
+    worst = alarm.worst_of_all_ranks()
+    fine = worst["late_ratio"] <= LATE_RATIO and worst["latest_s"] <= LATEST_S
+    if rank == 0 and not fine:
+        (runs / case["name"] / DISTURBED).write_text(json.dumps(worst))
+    dist.barrier()
+    return fine
 
 
 def train(case: dict[str, Any], runs: Path, rank: int) -> None:
