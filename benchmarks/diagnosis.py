@@ -43,7 +43,7 @@ def main() -> int:
             opened = {case["name"]: Run.open(runs / case["name"]) for case in cases}
             disturbed = {name for name in opened if (runs / name / DISTURBED).is_file()}
             quiet = [case for case in cases if case["name"] not in disturbed]
-            results = [*evaluate(quiet, opened), _disturbed(len(disturbed), len(cases))]
+            results = [*(evaluate(quiet, opened) if quiet else []), _disturbed(len(disturbed), len(cases))]
     except PPToolkitError as error:
         return fail(error)
     show(results, as_json=options.json)
@@ -187,7 +187,7 @@ def _tell_confusion(confusion: "Counter[tuple[str, str]]") -> None:
 
 
 def _rate(name: str, hits: int, count: int) -> Result:
-    value = hits / count if count else float("nan")
+    value = hits / count if count else 1.0
     return Result(name=name, value=value, low=value, high=value, unit=f"of {count}", goal="all", holds=hits == count if count else None)
 
 
@@ -196,7 +196,7 @@ def _disturbed(count: int, cases: int) -> Result:
 
 
 def _largest(name: str, values: Sequence[float]) -> Result:
-    worst = max(values, default=float("nan"))
+    worst = max(values, default=0.0)
     holds = worst <= 0.02 if values else None
     return Result(name=name, value=worst, low=worst, high=worst, unit="of the step", goal="at most 0.02", holds=holds)
 
