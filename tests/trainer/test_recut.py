@@ -41,7 +41,14 @@ TWO = Plan(cuts=(4,), micro_batches=4)
             id="four ranks",
             marks=pytest.mark.slow,
         ),
-        pytest.param(4, TWO.evolve(replicas=2, micro_batches=2), {2: (6,)}, {"optimizer": "momentum", "scheduled": True}, id="replicas"),
+        pytest.param(
+            4,
+            TWO.evolve(replicas=2, micro_batches=2),
+            {2: (6,)},
+            {"optimizer": "momentum", "scheduled": True},
+            id="replicas",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_training_goes_on_with_the_same_numbers_after_its_layers_have_moved(
