@@ -1,7 +1,8 @@
 """Faults put into real trainings on sleeping layers, one at a time, in each of four stages: what is named, what is missed, what is made up.
 
 Four ranks with two layers each, 1F1B, eight micro-batches. A fault counts as named when the verdict has its cause and its place; everything
-else that a report says of the run is a false finding. Healthy runs differ by their layers' times, which are even over the stages.
+else that a report says of the run is a false finding. Healthy runs differ by their layers' times, which are even over the stages. A case in
+which the machine itself woke a sleeping layer late has a fault that nobody put in: it counts for nothing, and how many there are is said.
 """
 
 import json
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.diagnosis_job import DISTURBED
 from benchmarks.report import Result, argument_parser, describe_machine, fail, show, tell
 from pptoolkit.analysis.bubbles import compute_per_step
 from pptoolkit.errors import PPToolkitError, TrainingError
@@ -39,7 +41,9 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             runs = train(cases, Path(folder), ranks=_STAGES)
             opened = {case["name"]: Run.open(runs / case["name"]) for case in cases}
-            results = evaluate(cases, opened)
+            disturbed = {name for name in opened if (runs / name / DISTURBED).is_file()}
+            quiet = [case for case in cases if case["name"] not in disturbed]
+            results = [*(evaluate(quiet, opened) if quiet else []), _disturbed(len(disturbed), len(cases))]
     except PPToolkitError as error:
         return fail(error)
     show(results, as_json=options.json)
@@ -145,10 +149,10 @@ def evaluate(cases: Sequence[dict[str, Any]], runs: dict[str, Run]) -> list[Resu
     _tell_confusion(confusion)
     total, hits = sum(asked.values()), sum(named.values())
     said = true_findings + false_findings
-    results = [_rate(f"named right: {kind}", named[kind], asked[kind], goal=True) for kind in asked]
+    results = [_rate(f"named right: {kind}", named[kind], asked[kind]) for kind in asked]
     results += [
-        _rate("recall", hits, total, goal=True),
-        _rate("precision", true_findings, said, goal=True),
+        _rate("recall", hits, total),
+        _rate("precision", true_findings, said),
         Result(
             name="healthy runs with a verdict",
             value=alarms,
@@ -156,7 +160,7 @@ def evaluate(cases: Sequence[dict[str, Any]], runs: dict[str, Run]) -> list[Resu
             high=alarms,
             unit=f"of {healthy}",
             goal="none",
-            holds=alarms == 0,
+            holds=alarms == 0 if healthy else None,
         ),
         _largest("bubble: largest part that no cause explains", rests),
         _largest("bubble: largest difference of the parts' sum and the measured one", sums),
@@ -176,20 +180,25 @@ def _is_right(expected: tuple[str, str, Any], finding: Any) -> bool:
 def _tell_confusion(confusion: "Counter[tuple[str, str]]") -> None:
     said = sorted({cause for _, cause in confusion})
     faults = list(dict.fromkeys(fault for fault, _ in confusion))
-    width = max(map(len, faults))
+    width = max(map(len, faults), default=0)
     tell(f"{'':{width}}  {'  '.join(said)}")
     for fault in faults:
         tell(f"{fault:{width}}  {'  '.join(f'{confusion[fault, cause] or chr(46):>{len(cause)}}' for cause in said)}")
 
 
-def _rate(name: str, hits: int, count: int, *, goal: bool) -> Result:
+def _rate(name: str, hits: int, count: int) -> Result:
     value = hits / count if count else 1.0
-    return Result(name=name, value=value, low=value, high=value, unit=f"of {count}", goal="all" if goal else None, holds=hits == count)
+    return Result(name=name, value=value, low=value, high=value, unit=f"of {count}", goal="all", holds=hits == count if count else None)
+
+
+def _disturbed(count: int, cases: int) -> Result:
+    return Result(name="cases that the machine disturbed, not counted", value=count, low=count, high=count, unit=f"of {cases}")
 
 
 def _largest(name: str, values: Sequence[float]) -> Result:
     worst = max(values, default=0.0)
-    return Result(name=name, value=worst, low=worst, high=worst, unit="of the step", goal="at most 0.02", holds=worst <= 0.02)
+    holds = worst <= 0.02 if values else None
+    return Result(name=name, value=worst, low=worst, high=worst, unit="of the step", goal="at most 0.02", holds=holds)
 
 
 if __name__ == "__main__":

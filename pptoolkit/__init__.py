@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from pptoolkit.plan import Plan
+from pptoolkit.planner.rebalance import AutoRebalance
 from pptoolkit.run import Run
 from pptoolkit.telemetry.settings import TelemetrySettings
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pptoolkit.verification import Verification, verify
 
 __all__ = [
+    "AutoRebalance",
     "FitResult",
     "Job",
     "Layer",

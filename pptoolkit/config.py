@@ -94,7 +94,8 @@ class PlanConfig(_Section):
     """How to cut when no plan file is given. No ``cuts``: the same number of layers for every rank.
 
     ``replicas`` pipelines train side by side, each on its part of the batch; ``recompute`` names stages that keep no
-    activations and run again in the backward pass.
+    activations and run again in the backward pass. ``auto_rebalance`` cuts anew while training, where that pays: it looks after
+    every ``rebalance_every`` steps, more seldom where looking would take more than 1 % of the time.
     """
 
     cuts: list[int] | None = None
@@ -102,6 +103,8 @@ class PlanConfig(_Section):
     micro_batches: Positive = 8
     replicas: Positive = 1
     recompute: list[int] = []
+    auto_rebalance: bool = False
+    rebalance_every: Annotated[int, Field(ge=8)] = 20
 
 
 class TelemetryConfig(_Section):

@@ -21,6 +21,7 @@ from pptoolkit.failure import RankFailure, read_failures
 from pptoolkit.job import Job, make_job, make_plan
 from pptoolkit.job_settings import make_optimisation
 from pptoolkit.plan import Plan
+from pptoolkit.rebalance import check_rebalance
 from pptoolkit.run_setup import RunSetup, mark_failed, visible_path
 from pptoolkit.telemetry import RunDirectory, RunStatus
 from pptoolkit.telemetry.json_files import read_json
@@ -54,7 +55,12 @@ def prepare(
     TelemetrySettings.from_config(config.telemetry)
     job = make_job(config)
     checked = make_plan(job, config, plan=plan, ranks=ranks)
-    make_optimisation(config)  # what does not go together is refused here, before a process starts
+    optimisation = make_optimisation(config)  # what does not go together is refused here, before a process starts
+    if config.plan.auto_rebalance:
+        telemetry = config.telemetry
+        check_rebalance(
+            optimisation, replicas=checked.replicas, telemetry=telemetry.enabled, sample_layers_every=telemetry.sample_layers_every
+        )
     count = ranks or checked.stages * checked.replicas
     setup = RunSetup(checked, layers=job.layer_names, ranks=count, seed=config.training.seed, accumulation=config.training.accumulation)
     if config.training.compile:

@@ -30,6 +30,7 @@ from pptoolkit.analysis.layer_table import write_layers
 from pptoolkit.analysis.links import LinkMeasure, measure_links
 from pptoolkit.analysis.liveness import Liveness, RunState, judge_liveness
 from pptoolkit.analysis.records import Records
+from pptoolkit.analysis.segments import Segment, info_of, segments_of, span_at, spans_of
 from pptoolkit.analysis.steps import SteadySteps
 from pptoolkit.analysis.timeline import clock_uncertainty_ns
 from pptoolkit.errors import PPToolkitError, RunError
@@ -53,6 +54,7 @@ class Run:
         self._reader = EventReader(directory)
         self._scalar_reader = ScalarReader(directory)
         self._records = Records(ranks=info.ranks)
+        self._records.spans = spans_of(info)
         self._polled = False
         self._derived = _Derived(self)
 
@@ -73,6 +75,11 @@ class Run:
         """run.json as it was at the last :meth:`poll`."""
         return self._info
 
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Which plan held from which step on: one segment, and one more for each re-cut inside the job."""
+        return segments_of(self._info)
+
     def poll(self) -> bool:
         """Read what was written since the last call; return whether there was anything new."""
         self._polled = True
@@ -84,6 +91,7 @@ class Run:
         if not events.num_rows and not scalars and info == self._info:
             return False
         self._info = info
+        self._records.spans = spans_of(info)
         self._records.add(events, scalars, ranks=info.ranks)
         self._derived = _Derived(self)
         return True
@@ -184,7 +192,7 @@ class Run:
 
     def layer_costs(self) -> LayerCosts | None:
         """Return what each layer costs, or None without usable steps."""
-        return measure_layer_costs(self.steady(), self.info) if self.steady().count and self.info.layers else None
+        return measure_layer_costs(self.steady(), self._derived.info) if self.steady().count and self.info.layers else None
 
     def measured_step(self) -> MeasuredStep | None:
         """Return what the planner knows of the run's step, or None without usable steps or without a layer list."""
@@ -210,7 +218,7 @@ class Run:
         self.steady()
         if space is None or self._derived.measured is None:
             return self._derived.suggestions
-        return suggest(self._derived.measured, self.info, space=space)
+        return suggest(self._derived.measured, self._derived.info, space=space)
 
     def save_suggestions(self) -> Suggestions:
         """Write layers.arrow and suggestions.json into the run directory, and return the suggestions.
@@ -229,7 +237,12 @@ class _Derived:
     """What follows from what a run has read; made anew when something new was read, computed when asked for."""
 
     def __init__(self, run: Run) -> None:
-        self._run, self._info, self._records = run, run._info, run._records
+        self._run, self._records = run, run._records
+
+    @cached_property
+    def info(self) -> RunInfo:
+        """run.json as it was in the usable steps."""
+        return info_of(self._run._info, self.steady)
 
     @property
     def scalars(self) -> pd.DataFrame:
@@ -240,7 +253,7 @@ class _Derived:
         # By the scalars too: events of old or left-out steps may not be on disk.
         windows = self._records.steps()
         told = self.scalars.groupby(["attempt", "step"])["rank"].nunique()
-        whole = told[told >= self._info.ranks].index.get_level_values("step")
+        whole = told[told >= self.info.ranks].index.get_level_values("step")
         return len(set(windows.loc[windows["complete"], "step"]) | set(whole))
 
     @cached_property
@@ -267,9 +280,9 @@ class _Derived:
 
     @cached_property
     def measured(self) -> MeasuredStep | None:
-        if not self.steady.count or not self._info.layers:
+        if not self.steady.count or not self.info.layers:
             return None
-        return measure_step(self.steady, self._info, measure_layer_costs(self.steady, self._info), self.links)
+        return measure_step(self.steady, self.info, measure_layer_costs(self.steady, self.info), self.links)
 
     @cached_property
     def replay_error_ratio(self) -> float | None:
@@ -283,14 +296,14 @@ class _Derived:
     @cached_property
     def suggestions(self) -> Suggestions:
         if self.measured is None:
-            return Suggestions(run_id=self._info.run_id, no_change=NoChange(reason="; ".join(self.missing), conclusive=False))
-        return suggest(self.measured, self._info)
+            return Suggestions(run_id=self.info.run_id, no_change=NoChange(reason="; ".join(self.missing), conclusive=False))
+        return suggest(self.measured, self.info)
 
     @cached_property
     def report(self) -> Report:
         return build_report(
             ReportSources(
-                info=self._info,
+                info=self.info,
                 steady=self.steady,
                 steps_done=self.steps_done,
                 scalars=self.scalars,
@@ -309,7 +322,7 @@ class _Derived:
         if not self.steady.count:
             return None
         layers = self.measured.layers if self.measured else None
-        return diagnose(self.steady, self._info, layers=layers, compute=self._compute, checkpoints=self._checkpoints)
+        return diagnose(self.steady, self.info, layers=layers, compute=self._compute, checkpoints=self._checkpoints)
 
     @property
     def _checkpoints(self) -> pd.DataFrame:
@@ -322,7 +335,10 @@ class _Derived:
     def _compute(self) -> pd.DataFrame:
         """Compute by rank, step and op of the attempt that counts; a step of a first use is no part of a series."""
         events, attempt = self._records.events, self.steady.attempt
+        first_step, end_step = span_at(self._run._info, int(self.steady.windows.index[-1]))
         chosen = pc.and_(pc.is_in(events["op"], pa.array(COMPUTE_CODES, pa.uint8())), pc.equal(events["attempt"], attempt))
+        # Another cut is another amount of work for a rank, and no change of the rank.
+        chosen = pc.and_(chosen, pc.and_(pc.greater_equal(events["step"], first_step), pc.less(events["step"], end_step)))
         rows = events.filter(chosen).select(["rank", "step", "op", "start_ns", "end_ns"]).to_pandas()
         marks = self._records.marks
         first = marks.filter(pc.equal(marks["op"], int(Op.STEP))).select(["step", "flags"]).to_pandas()
@@ -333,14 +349,14 @@ class _Derived:
     def missing(self) -> tuple[str, ...]:
         found = list(self._run._reader.skipped.notices)
         silent = sorted(self._run.silent_ranks)
-        if len(silent) == self._info.ranks:
+        if len(silent) == self.info.ranks:
             found.append("no rank has written events yet; they come with the first steps")
         elif silent:
             some = ", ".join(map(str, silent[:8])) + (" and more" if len(silent) > 8 else "")
             found.append(f"ranks without events: {some}; a step counts only when all ranks have finished it")
-        if not self.steady.count and len(silent) < self._info.ranks:
+        if not self.steady.count and len(silent) < self.info.ranks:
             found.append("no step is complete on all ranks after the first one yet; statistics need a few more steps")
-        if not self._info.layers:
+        if not self.info.layers:
             found.append("run.json names no layers, so nothing can be planned from this run")
         if self.measured is not None:
             found += self.measured.layers.missing

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pptoolkit.analysis.segments import Segment, segments_of
 from pptoolkit.errors import RunError
 from pptoolkit.failure import RankFailure
 from pptoolkit.plan import Plan
+from pptoolkit.plan_history import PlanHistory
 from pptoolkit.schedule import build_schedule
 from pptoolkit.simulator import schedule_bubble_ratio
 from pptoolkit.telemetry import Attempt, RunDirectory, RunInfo, RunStatus
@@ -121,6 +123,26 @@ class RunSetup:
         if self.keeper:
             facts = {fact["index"]: fact for each in gathered for fact in each}  # of several replicas, one
             run.update_info(layer_facts=[{k: v for k, v in facts[index].items() if k != "index"} for index in sorted(facts)])
+
+    def recut(self, run: RunDirectory, plan: Plan, *, step: int, seconds: float, moved_bytes: int, sentence: str) -> None:
+        """Say that another plan holds from ``step`` on; the one before stays in the history of plan.toml.
+
+        Raises:
+            PlanError: If plan.toml cannot be written.
+            RunError: Likewise run.json.
+        """
+        self.plan = plan
+        if not self.keeper:
+            return
+        PlanHistory(run.plan_path).save(plan)
+
+        def change(info: RunInfo) -> RunInfo:
+            began = Segment(
+                first_step=step, plan=plan.to_dict(), began_unix_s=time.time(), moving_s=seconds, moved_bytes=moved_bytes, sentence=sentence
+            )
+            return info.evolve(plan=plan.to_dict(), segments=[s.model_dump(mode="json") for s in (*segments_of(info), began)])
+
+        run.update_info(change)
 
     def end(self, run: RunDirectory, status: RunStatus, message: str = "") -> None:
         """Say how the run ended."""

@@ -4,6 +4,7 @@ import atexit
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,7 +23,9 @@ from pptoolkit.engine.loader import BatchSource, BatchStream, open_source
 from pptoolkit.engine.memory import ResidentMemory
 from pptoolkit.engine.mesh import Mesh
 from pptoolkit.engine.optimisation import Optimisation, OptimizerFactory
+from pptoolkit.engine.pipeline import Pipeline
 from pptoolkit.engine.process_group import World, join, leave
+from pptoolkit.engine.relocation import collect_what_was_left
 from pptoolkit.engine.runtime import LossFunction
 from pptoolkit.engine.step_end import BatchAgreement, StopRequest, agree_on_batch
 from pptoolkit.engine.survey import Survey
@@ -30,7 +33,9 @@ from pptoolkit.engine.training_step import StepOutcome
 from pptoolkit.errors import DataError
 from pptoolkit.failure import RankFailure, Termination, write_failure
 from pptoolkit.plan import Plan, equal_layer_cuts, fingerprint_layers
+from pptoolkit.planner.rebalance import AutoRebalance
 from pptoolkit.progress import TrainingProgress
+from pptoolkit.rebalance import Build, NoRebalancing, Rebalancer, Rebalancing, check_rebalance
 from pptoolkit.run_setup import RunSetup
 from pptoolkit.telemetry import Op, RunDirectory, RunStatus, StepSummary
 from pptoolkit.telemetry.layout import RankLayout
@@ -63,6 +68,8 @@ class Trainer:
         optimisation: Clipping, accumulation, precision, learning rate, groups, frozen layers, recompute.
         telemetry: What is recorded and where it is served.
         sample_layers_every: Time the layers of one micro-batch in every n-th step; 0: never (then no cuts can be suggested).
+        auto_rebalance: Cut anew between two steps where that pays; training goes on with the same losses. True: as
+            :class:`pptoolkit.AutoRebalance` does by default. ``optimizer`` and ``scheduler`` are then called again for each re-cut.
         progress: Show progress on rank 0.
 
     Attributes:
@@ -84,6 +91,7 @@ class Trainer:
         optimisation: Optimisation | None = None,
         telemetry: TelemetrySettings | None = None,
         sample_layers_every: int = 1,
+        auto_rebalance: AutoRebalance | bool = False,
         progress: bool = True,
         link_probe: LinkProbe | None = None,
     ) -> None:
@@ -95,6 +103,11 @@ class Trainer:
         self.plan = self.plan if self.plan.fingerprint else self.plan.evolve(fingerprint=fingerprint, prediction=self.plan.prediction)
         self.seed, self._progress, self._sample_every = seed, progress, sample_layers_every
         self.optimisation = optimisation or Optimisation()
+        settings = (telemetry or TelemetrySettings()).reachable_at(self.world.address)
+        if auto_rebalance:
+            check_rebalance(
+                self.optimisation, replicas=self.plan.replicas, telemetry=settings.enabled, sample_layers_every=sample_layers_every
+            )
         self._setup = RunSetup(
             self.plan,
             layers=[layer.name for layer in self.layers],
@@ -104,15 +117,12 @@ class Trainer:
         )
         self.mesh = Mesh.of(self.plan.replicas)
         self.run = self._setup.open(run, rank=self.world.rank)
-        settings = (telemetry or TelemetrySettings()).reachable_at(self.world.address)
         self.telemetry = Telemetry.start(settings, self.run, RankLayout.from_info(self.run.read_info(), self.world.rank))
         self._survey = Survey(self.telemetry, interval_s=settings.clocks_s)
         try:
             self._setup.share_endpoints(self.run, self.telemetry)
-            recording = self.telemetry.recorder.enabled
-            self._training = assemble(
-                self.layers,
-                self.plan,
+            build = partial(
+                assemble,
                 loss=loss,
                 optimizer=optimizer,
                 settings=self.optimisation,
@@ -120,9 +130,10 @@ class Trainer:
                 recorder=self.telemetry.recorder,
                 device=torch.device("cpu"),
                 mesh=self.mesh,
-                resident_bytes=ResidentMemory().read if recording else lambda: 0,
+                resident_bytes=ResidentMemory().read if self.telemetry.recorder.enabled else lambda: 0,
             )
-            self.pipeline = self._training.pipeline
+            self._training = build(self.layers, self.plan)
+            self._rebalancing = self._make_rebalancing(auto_rebalance, build)
             self._survey.begin([self.mesh.ranks[rank] for rank in self._setup.schedule.stage_to_rank], link_probe or LinkProbe())
         except BaseException as error:
             self._fail(error)
@@ -133,8 +144,13 @@ class Trainer:
         atexit.register(self.close)
 
     @property
+    def pipeline(self) -> Pipeline:
+        """This rank's stages; others after a re-cut."""
+        return self._training.pipeline
+
+    @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """This rank's optimizer; None on a rank without parameters to train."""
+        """This rank's optimizer; None on a rank without parameters to train. Another one after a re-cut."""
         return self._training.update.optimizer
 
     def fit(self, dataset: Any, *, batch_size: int | None = None, steps: int) -> FitResult:
@@ -197,13 +213,15 @@ class Trainer:
     def _loop(self, source: BatchSource | BatchStream, steps: int, stop: StopRequest) -> FitResult:
         recorder = self.telemetry.recorder
         parts, first, loss, stopped, ended = self._parts(source), self.step, float("nan"), False, ""
+        fresh = False  # the first step under a plan
         if not self._started:
             self._started = True
             recorder.record(Op.STARTUP, -1, -1, -1, process_start_ns(), time.monotonic_ns())
         shown = self._progress and self.world.rank == 0
         with long_lived_objects_spared(), TrainingProgress(steps, start=self.step, shown=shown) as progress:
             while self.step < steps and not stopped:
-                recorder.begin_step(self.step)
+                recorder.begin_step(self.step, first_use=fresh)
+                fresh = False
                 with recorder.span(Op.DATA):
                     batch = next(parts, None)
                 agreed = self._agree_on_batch(source, batch)
@@ -222,6 +240,8 @@ class Trainer:
                 self.step += 1
                 if outcome.exchange_clocks:
                     self._survey.read_clocks()
+                if not stopped:
+                    fresh = self._rebalance(steps, progress.say)
             if ended:
                 progress.say(ended)
         self._survey.end()
@@ -229,9 +249,25 @@ class Trainer:
         self._status = RunStatus.STOPPED if early else RunStatus.FINISHED
         message = f"stopped by Ctrl-C after step {self.step} of {steps}" if early else ended
         self.telemetry.flush()
+        self._rebalancing.end(progress.say)
         if self._setup.keeper:
             self._setup.end(self.run, self._status, message)
         return FitResult(steps=self.step - first, loss=loss, stopped=early, run=self.run.path, message=message)
+
+    def _rebalance(self, steps: int, say: Callable[[str], None]) -> bool:
+        """Go on under another plan where that pays; return whether it came to that."""
+        training = self._rebalancing.go_on(self._training, step=self.step, steps=steps, say=say)
+        if training is self._training:
+            return False
+        self._training, self.plan = training, self._setup.plan
+        collect_what_was_left()
+        return True
+
+    def _make_rebalancing(self, asked: AutoRebalance | bool, build: Build) -> Rebalancing:
+        if not asked:
+            return NoRebalancing()
+        settings = asked if isinstance(asked, AutoRebalance) else AutoRebalance()
+        return Rebalancer(settings, run=self.run, setup=self._setup, telemetry=self.telemetry, layers=self.layers, build=build)
 
     def _parts(self, source: BatchSource | BatchStream) -> Iterator[tuple[Any, Any]]:
         """Yield this replica's part of each batch; of a data set by index, for ever, in an order that seed and step decide."""

@@ -10,6 +10,7 @@ from pptoolkit.config import RunConfig
 from pptoolkit.errors import PPToolkitError
 from pptoolkit.failure import RankFailure, write_failure
 from pptoolkit.plan import Plan
+from pptoolkit.planner.rebalance import AutoRebalance
 from pptoolkit.telemetry import RunDirectory
 from pptoolkit.telemetry.settings import TelemetrySettings
 
@@ -51,6 +52,7 @@ def _train(run: RunDirectory) -> None:
         optimisation=make_optimisation(config),
         telemetry=telemetry,
         sample_layers_every=config.telemetry.sample_layers_every,
+        auto_rebalance=AutoRebalance(every=config.plan.rebalance_every) if config.plan.auto_rebalance else False,
     ) as trainer:
         if trainer.world.rank == 0 and trainer.telemetry.metrics_url is not None:
             print(f"  metrics: {trainer.telemetry.metrics_url} (rank 0; every rank: {run.discovery_path})", flush=True)

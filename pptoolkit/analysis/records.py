@@ -8,6 +8,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pptoolkit.analysis.segments import END
 from pptoolkit.analysis.step_index import StepIndex
 from pptoolkit.analysis.steps import STEADY_STEPS, SteadySteps, choose_steps, steady_of
 from pptoolkit.analysis.timeline import build_timeline, read_clocks
@@ -40,6 +41,7 @@ class Records:
         ranks: How many ranks must have finished a step for it to be complete.
 
     Attributes:
+        spans: (first step, step after the last) of the plans that held one after the other; steps of the newest one count.
         scalars: One row per rank and step, ordered by attempt, step and rank.
         seen: Ranks that have written an event.
         clocks: The clock of each (rank, attempt) that measured its offset to rank 0.
@@ -47,6 +49,7 @@ class Records:
 
     def __init__(self, *, ranks: int) -> None:
         self.ranks = ranks
+        self.spans: tuple[tuple[int, int], ...] = ((0, END),)
         self.scalars = _scalar_frame([])
         self.seen: set[int] = set()
         self.clocks: dict[tuple[int, int], ClockMap] = {}
@@ -85,10 +88,17 @@ class Records:
         return self._index.windows(self._log.marks, self.clocks)
 
     def usable(self) -> tuple[pd.DataFrame, int, dict[str, int]]:
-        """Choose the steps behind the statistics, as :func:`~pptoolkit.analysis.steps.choose_steps` does."""
+        """Choose the steps behind the statistics, as :func:`~pptoolkit.analysis.steps.choose_steps` does, all under one plan."""
         windows = self.steps()
         per_step = max(len(self._log.events) / max(len(windows), 1), 1.0)
-        return choose_steps(windows, last=min(STEADY_STEPS, max(FEWEST_STEADY_STEPS, int(STEADY_EVENTS / per_step))))
+        last = min(STEADY_STEPS, max(FEWEST_STEADY_STEPS, int(STEADY_EVENTS / per_step)))
+        if len(self.spans) > 1:
+            step = windows["step"]
+            for first, end in reversed(self.spans):
+                chosen = choose_steps(windows[(step >= first) & (step < end)], last=last)
+                if len(chosen[0]):
+                    return chosen
+        return choose_steps(windows, last=last)
 
     def steady(self) -> SteadySteps:
         """Return the usable steps with their events."""

@@ -24,7 +24,7 @@ from pptoolkit.analysis.stalls import Stall, find_stalls, without_stalls
 from pptoolkit.analysis.statistics import Interval, interval_of
 from pptoolkit.analysis.steps import SteadySteps
 from pptoolkit.analysis.what_if import find_jitter, find_loader, find_slow_devices, find_slow_hosts, find_slow_links
-from pptoolkit.analysis.work import Contrast, work_or_device
+from pptoolkit.analysis.work import Contrast, typical_excess, work_or_device
 from pptoolkit.telemetry.events import Op
 from pptoolkit.telemetry.run_info import RunInfo
 
@@ -123,6 +123,10 @@ def judge(
     other = _without_work(replay, stalls, ranks) if replay is not None else []
     if checkpoints is not None:
         other = sorted([*other, *find_checkpoints(checkpoints, float(steady.step_times_s.sum()))], key=lambda found: -found.cost_ratio)
+    jittery = any(f.cause == "jitter" and f.rank is not None and f.rank % ranks == top for f in other)
+    if stands_out and jittery and typical_excess(steady, top, ranks=ranks) <= STANDS_OUT:
+        # Times with a long tail have a long mean. That is what was named already, and no work that a cut could move.
+        stands_out = False
     if not stands_out:
         if other:
             return _of_finding(other, info, excess)

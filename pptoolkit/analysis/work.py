@@ -14,8 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pptoolkit.analysis.bubbles import COMPUTE_CODES
+from pptoolkit.analysis.grouping import duration_s
 from pptoolkit.analysis.layer_costs import LayerCosts
 from pptoolkit.analysis.regime import RegimeChange
+from pptoolkit.analysis.steps import SteadySteps
 from pptoolkit.telemetry.run_info import LayerFacts, RunInfo
 
 SLOWER = 1.10  # a device this much slower is a slow device
@@ -136,3 +139,18 @@ def _owners(info: RunInfo) -> list[int]:
 def _kind(fact: LayerFacts) -> tuple[object, ...]:
     letters = "".join(c for c in fact.name if not c.isdigit())
     return letters, fact.parameters, fact.parameter_bytes, fact.activation_bytes, fact.boundary_bytes
+
+
+def typical_excess(steady: SteadySteps, rank: int, *, ranks: int) -> float:
+    """Return how much longer a pipeline rank computes than the others do on average, as a ratio, where each op takes its median time.
+
+    Args:
+        steady: The usable steps.
+        rank: Pipeline rank.
+        ranks: Number of pipeline ranks.
+    """
+    rows = steady.events[steady.events["op"].isin(COMPUTE_CODES)]
+    seconds = duration_s(rows).groupby([rows["rank"] % ranks, rows["stage"], rows["op"]]).agg(["median", "size"])
+    work = (seconds["median"] * seconds["size"]).groupby(level=0).sum().reindex(range(ranks), fill_value=0.0)
+    others = float(work.drop(rank).mean())
+    return float(work[rank]) / others - 1.0 if others > 0 else 0.0

@@ -42,6 +42,7 @@ def report(found: Report) -> RenderableType:
     if any(clock.offset_s for clock in found.clocks):
         parts.append(_clocks(found.clocks))
     parts += diagnosis(found)
+    parts += [Text(f"cut anew before {segment.sentence}") for segment in found.segments if segment.sentence]
     if found.prediction is not None:
         parts.append(Text(f"this run's plan: {_prediction(found.prediction)}"))
     parts += [Text(f"note: {sentence}", style="yellow") for sentence in found.missing]

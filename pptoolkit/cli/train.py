@@ -21,11 +21,14 @@ def train(
     plan: Annotated[Path | None, typer.Option(help="Plan file as written by apply; it wins over the job file's [plan].")] = None,
     run: Annotated[Path | None, typer.Option(help="Run directory; default: runs/<job name>, numbered when taken.")] = None,
     steps: Annotated[int | None, typer.Option(help="Train so many steps instead of the job file's number.")] = None,
+    auto_rebalance: Annotated[bool, typer.Option("--auto-rebalance", help="Cut anew while training, where that pays.")] = False,
 ) -> int:
     """Train a job on this machine with telemetry, and leave a run directory behind."""
     job = RunConfig.load(config)
     if steps is not None:
         job = RunConfig.from_dict({**job.model_dump(), "training": {**job.training.model_dump(), "steps": steps}}, where="--steps")
+    if auto_rebalance:
+        job = job.model_copy(update={"plan": job.plan.model_copy(update={"auto_rebalance": True})})
     outcome = train_job(
         job, plan=Plan.load(plan) if plan is not None else None, nproc=nproc, run=run or Path("runs") / config.stem, command=tuple(sys.argv)
     )

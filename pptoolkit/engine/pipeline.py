@@ -151,6 +151,15 @@ class Pipeline:
         copies = {id(p) for p in self._ties.copies}
         return {name: t for name, t in self._named_tensors() if id(t) not in copies}
 
+    def owner_name(self, name: str) -> str:
+        """Return the name under which a tensor is kept: a tied parameter goes by its owner's."""
+        return self._ties.owner_names.get(name, name)
+
+    @property
+    def tied_names(self) -> frozenset[str]:
+        """Names, their owners', of the tied parameters that live on this rank."""
+        return frozenset(self._ties.owner_names.values())
+
     def refresh_ties(self) -> None:
         """Give copies of tied parameters their owners' values, after parameters were changed other than by training.
 
@@ -300,7 +309,7 @@ class Pipeline:
     def _named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for stage in self.stages.values():
             for name, tensor in stage.module.global_state().items():
-                yield self._ties.owner_names.get(name, name), tensor
+                yield self.owner_name(name), tensor
 
 
 def _warn_of_batch_norm(modules: Iterable[StageModule], micro_batches: int) -> None:

@@ -25,7 +25,13 @@ def recompute_layer(layer: nn.Module) -> None:
             return forward(*inputs, **named)
         return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts, **named)
 
+    forward_again.plain = forward  # type: ignore[attr-defined]
     layer.forward = forward_again
+
+
+def keep_activations(layer: nn.Module) -> None:
+    """Undo :func:`recompute_layer`, where it was done."""
+    layer.forward = getattr(layer.forward, "plain", layer.forward)
 
 
 class _BuffersKept(AbstractContextManager[None]):

@@ -86,6 +86,42 @@ class Update:
             parameter.grad = None
         return norm
 
+    def named_state(self) -> dict[str, dict[str, Any]]:
+        """Return the optimizer's state of each parameter by global name; none of one that it has not updated yet."""
+        state = self.optimizer.state if self.optimizer is not None else {}
+        return {name: state[p] for name, p in self._parameters.items() if p in state}
+
+    def named_options(self) -> dict[str, dict[str, Any]]:
+        """Return the options (learning rate and so on) of each parameter's group, by the parameter's global name."""
+        groups = self.optimizer.param_groups if self.optimizer is not None else []
+        options = {id(p): {k: v for k, v in group.items() if k != "params"} for group in groups for p in group["params"]}
+        return {name: options[id(p)] for name, p in self._parameters.items() if id(p) in options}
+
+    def go_on(
+        self, before: "Update", *, state: Mapping[str, dict[str, Any]], options: Mapping[str, dict[str, Any]], scheduler: Any
+    ) -> None:
+        """Go on where another update stopped.
+
+        Args:
+            before: This rank's update until now.
+            state: As :meth:`named_state`, for every parameter that had one, wherever it was.
+            options: As :meth:`named_options`, likewise.
+            scheduler: The ``state_dict`` of the learning-rate scheduler; None without one.
+        """
+        self.scale, self.skipped_steps = before.scale, before.skipped_steps
+        if self.optimizer is None:
+            return
+        if self.scheduler is not None and scheduler is not None:
+            self.scheduler.load_state_dict(scheduler)
+        names = {id(p): name for name, p in self._parameters.items()}
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                name = names[id(parameter)]
+                if name in state:
+                    self.optimizer.state[parameter] = state[name]
+            known = [options[names[id(p)]] for p in group["params"] if names[id(p)] in options]
+            group.update(known[0] if known else {})
+
     def _shrink(self, norm: float | None) -> None:
         clip = self._settings.clip_norm
         factor = 1 / self.scale.factor

@@ -9,6 +9,7 @@ import pandas as pd
 
 from pptoolkit.analysis.accounting import account, pipeline_account
 from pptoolkit.analysis.bubbles import compute_per_step
+from pptoolkit.analysis.segments import info_of
 from pptoolkit.analysis.statistics import Interval, difference_interval
 from pptoolkit.analysis.steps import SteadySteps
 from pptoolkit.errors import RunError
@@ -167,7 +168,7 @@ def compare(before: MeasuredRun, after: MeasuredRun) -> Comparison:
         gain_ratio=1.0 - sides[1].step_time.median / sides[0].step_time.median,
         is_significant=difference.low > 0 or difference.high < 0,
         compute_ratio=_compute_s(second) / _compute_s(first),
-        prediction=check_prediction(after.info, sides[1].step_time),
+        prediction=check_prediction(info_of(after.info, second), sides[1].step_time),
         losses=compare_losses(before.scalars(), after.scalars()),
         accounting={state: (seconds, accounts[1][state], accounts[1][state] - seconds) for state, seconds in accounts[0].items()},
     )
@@ -222,7 +223,7 @@ def _relative_difference(a: float, b: float) -> float:
 
 
 def _side(run: MeasuredRun, steady: SteadySteps) -> RunSide:
-    info, step_time = run.info, steady.step_time
+    info, step_time = info_of(run.info, steady), steady.step_time
     if step_time is None:
         raise RunError(
             f"run {info.run_id} has no complete step after its first use, so there is nothing to compare; train a few more steps"

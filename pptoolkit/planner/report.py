@@ -14,6 +14,7 @@ from pptoolkit.analysis.critical_path import CriticalPath
 from pptoolkit.analysis.diagnosis import Diagnosis
 from pptoolkit.analysis.links import LinkMeasure
 from pptoolkit.analysis.regime import RegimeChange
+from pptoolkit.analysis.segments import Segment, segments_of
 from pptoolkit.analysis.slowdown import Slowdown
 from pptoolkit.analysis.stages import StageRow, equal_stages_bubble_ratio, stage_table
 from pptoolkit.analysis.statistics import Interval
@@ -48,6 +49,7 @@ class Report:
         clocks: Offset, uncertainty and drift of those ranks.
         replay_error_ratio: Simulated over measured step time of this run, less 1; None if it could not be replayed.
         prediction: What the run's plan promised beside what came; None if it promised nothing.
+        segments: Which plan held from which step on; one unless the run was cut anew while it trained.
     """
 
     run_id: str
@@ -82,6 +84,7 @@ class Report:
     slowdown: Slowdown | None = None
     critical_path: CriticalPath | None = None
     changes: tuple[RegimeChange, ...] = ()
+    segments: tuple[Segment, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the stable JSON form; ``version`` changes when a key changes its meaning."""
@@ -119,6 +122,7 @@ class Report:
             "slowdown": self.slowdown.to_dict() if self.slowdown else None,
             "critical_path": self.critical_path.to_dict() if self.critical_path else None,
             "changes": [change.to_dict() for change in self.changes],
+            "segments": [segment.model_dump(mode="json") for segment in self.segments],
         }
 
 
@@ -180,6 +184,7 @@ def build_report(sources: ReportSources) -> Report:
         slowdown=diagnosis.slowdown if diagnosis else None,
         critical_path=diagnosis.critical_path if diagnosis else None,
         changes=diagnosis.changes if diagnosis else (),
+        segments=segments_of(info),
     )
 
 

@@ -1,5 +1,7 @@
 """One fault at a time, on stage after stage: it is named with its place, and nothing else is."""
 
+import random
+
 import pytest
 
 from pptoolkit.schedule import ActionKind
@@ -58,6 +60,32 @@ def test_one_stage_that_jitters_is_named(tmp_path, stage):
 
     verdict = verdict_of(tmp_path, op_factor=lambda step, a: factor(step, a) if a.stage == stage else 1.0)
     assert (verdict.cause, verdict.rank) == ("jitter", stage)
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_jitter_with_a_long_tail_is_no_work_although_its_mean_is_longer(tmp_path, stage):
+    draw, drawn = random.Random(stage), {}
+
+    def factor(step, action):
+        if action.stage != stage or action.kind is not FORWARD:
+            return 1.0
+        return drawn.setdefault((step, action), draw.lognormvariate(0.0, 0.6))  # median 1, mean 1.2
+
+    verdict = verdict_of(tmp_path, op_factor=factor, forward_s=[0.003] * 8, backward_s=[0.006] * 8, steps=40)
+    assert [(finding.cause, finding.rank) for finding in verdict.findings] == [("jitter", stage)]
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_a_stage_that_jitters_and_has_more_work_is_told_both(tmp_path, stage):
+    draw, drawn = random.Random(stage), {}
+
+    def factor(step, action):
+        if action.stage != stage:
+            return 1.0
+        return (1.8 if action.kind is BACKWARD else 1.0) * drawn.setdefault((step, action), draw.lognormvariate(0.0, 0.5))
+
+    verdict = verdict_of(tmp_path, op_factor=factor, steps=40)
+    assert {finding.cause for finding in verdict.findings} == {"jitter", "more_work"}
 
 
 def test_a_loader_that_all_ranks_wait_for_is_a_matter_of_data(tmp_path):

@@ -60,9 +60,29 @@ def test_micro_batches_of_uneven_length_are_told_from_jitter(tmp_path):
     assert noisy.cause == "jitter"
 
 
-def test_pauses_are_found_with_their_rank(tmp_path):
-    verdict = imported(tmp_path, Job(pause_s=0.5)).report().verdict
+@pytest.mark.parametrize("told", [False, True])
+def test_pauses_are_found_with_their_rank_whether_the_trace_tells_of_them_or_not(tmp_path, told):
+    verdict = imported(tmp_path, Job(pause_s=0.5, pauses_told=told)).report().verdict
     assert (verdict.cause, verdict.rank, len(verdict.findings)) == ("pause", 1, 1)
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_a_stage_that_is_slow_in_forward_only_is_named_with_the_pass(tmp_path, stage):
+    verdict = imported(tmp_path, Job(forward_factor={stage: 1.5}, noise=0.05)).report().verdict
+    assert (verdict.stage, verdict.cause, verdict.kind, len(verdict.findings)) == (stage, "more_work", "forward", 1)
+
+
+@pytest.mark.parametrize("link", [(1, 2), (2, 1), (0, 1)])
+def test_a_slow_link_is_named_with_its_direction(tmp_path, link):
+    verdict = imported(tmp_path, Job(link_s={link: 0.05}, micro_batches=8, noise=0.05)).report().verdict
+    assert [(finding.cause, finding.link) for finding in verdict.findings] == [("slow_link", link)]
+
+
+def test_two_causes_are_two_findings_the_dearer_one_first(tmp_path):
+    job = Job(stage_factor={3: 1.3}, micro_batches=8, noise=0.05, pause_s=0.4, pause_every=3, pauses_told=True)
+    findings = imported(tmp_path, job).report().verdict.findings
+    assert [(finding.cause, finding.rank) for finding in findings] == [("more_work", 3), ("pause", 1)]
+    assert findings[0].cost_ratio > findings[1].cost_ratio > 0.02
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -71,16 +91,31 @@ def test_a_healthy_job_gets_no_verdict(tmp_path, seed):
     assert verdict.findings == ()
 
 
-def test_a_trace_of_128_ranks_and_117000_ops_is_read_and_reported_in_seconds(tmp_path):
-    job = Job(replicas=16, ranks=8, micro_batches=16, steps=11, stage_factor={7: 1.3})
-    trace = make_trace(job)
+_LARGE = {"replicas": 16, "ranks": 8, "micro_batches": 16, "steps": 11}
+
+
+@pytest.mark.parametrize(
+    ("more", "cause", "place"),
+    [
+        pytest.param({"stage_factor": {7: 1.3}}, "more_work", 7, id="more work"),
+        pytest.param({"device_factor": {(5, 3): 1.4}}, "slower_device", 43, id="slow worker", marks=pytest.mark.slow),
+        pytest.param({"forward_factor": {2: 1.6}}, "more_work", 2, id="slow forward", marks=pytest.mark.slow),
+        pytest.param({"link_s": {(4, 5): 0.05}}, "slow_link", (4, 5), id="slow link", marks=pytest.mark.slow),
+        pytest.param({"pause_s": 0.4, "pause_every": 2, "pauses_told": True}, "pause", 1, id="garbage", marks=pytest.mark.slow),
+        pytest.param({"micro_batch_spread": 0.25}, "uneven_micro_batches", None, id="lengths", marks=pytest.mark.slow),
+    ],
+)
+def test_a_trace_of_128_ranks_and_117000_ops_is_read_and_reported_in_seconds(tmp_path, more, cause, place):
+    trace = make_trace(Job(**_LARGE, **more))
     assert len(trace) > 117_000
     trace.to_parquet(tmp_path / "t.parquet")
     begin = time.process_time()
     report = Run.open(import_trace(tmp_path / "t.parquet", tmp_path / "run").path).report()
     # Processor time, so that a busy machine does not count; ten times what it takes.
     assert time.process_time() - begin < 60
-    assert report.verdict.stage == 7
+    (finding,) = report.verdict.findings
+    assert finding.cause == cause
+    assert place in (finding.stage, finding.rank, finding.link)
     assert abs(report.causes.replay_error_ratio) < 0.005
 
 

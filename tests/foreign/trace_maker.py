@@ -18,9 +18,12 @@ class Job:
 
     Args:
         stage_factor: Times the usual work, by stage.
+        forward_factor: Likewise, of the forward alone.
         device_factor: Times as slow, by (replica, pipeline rank).
+        link_s: Transfer times of single links in place of ``transfer_s``, by (source stage, destination stage); on all replicas.
         micro_batch_spread: Standard deviation of a micro-batch's work, the same on all stages.
-        pause_s: Length of a pause, in a random op of a random rank in every ``pause_every``-th step.
+        pause_s: Length of a pause, in a random op of pipeline rank 1 of replica 0 in every ``pause_every``-th step.
+        pauses_told: The trace has a row for each pause, as for collections of garbage.
     """
 
     replicas: int = 2
@@ -33,10 +36,13 @@ class Job:
     transfer_s: float = 0.0005
     noise: float = 0.01
     stage_factor: Mapping[int, float] = field(default_factory=dict)
+    forward_factor: Mapping[int, float] = field(default_factory=dict)
+    link_s: Mapping[tuple[int, int], float] = field(default_factory=dict)
     device_factor: Mapping[tuple[int, int], float] = field(default_factory=dict)
     micro_batch_spread: float = 0.0
     pause_s: float = 0.0
     pause_every: int = 4
+    pauses_told: bool = False
     seed: int = 0
     first_step: int = 100
 
@@ -71,10 +77,11 @@ def _play(job: Job, program: Program, replica: int, generator: random.Random) ->
         for action in program.actions:
             rank = program.schedule.stage_to_rank[action.stage]
             factor = job.stage_factor.get(action.stage, 1.0) * job.device_factor.get((replica, rank), 1.0) * heavy[action.micro_batch]
+            factor *= job.forward_factor.get(action.stage, 1.0) if action.kind is ActionKind.FORWARD else 1.0
             own[action] = base[action.kind] * factor * generator.gauss(1.0, job.noise)
         if job.pause_s and index % job.pause_every == 0 and replica == 0:
             own[generator.choice([a for a in program.actions if program.schedule.stage_to_rank[a.stage] == 1])] += job.pause_s
-        links = {(a, b): job.transfer_s for a in range(stages) for b in (a - 1, a + 1)}
+        links = {**{(a, b): job.transfer_s for a in range(stages) for b in (a - 1, a + 1)}, **job.link_s}
         op_s = {(stage, kind): seconds for stage in range(stages) for kind, seconds in base.items()}
         per_step.append(Costs(op_s=op_s, overrides=own, transfer_s=links, after_s=dict.fromkeys(range(job.ranks), 0.05)))
     return simulate_steps(program, per_step)
@@ -97,6 +104,8 @@ def _write(
             way = "forward" if program.actions[need].kind is ActionKind.FORWARD else "backward"
             add(rank, f"{way}-recv", line.ready_s[index], line.start_s[index])
         add(rank, f"{_TYPES[action.kind]}-compute", line.start_s[index], line.end_s[index], action.stage, action.micro_batch)
+        if job.pauses_told and line.end_s[index] - line.start_s[index] > job.pause_s > 0:
+            add(rank, "gc", line.end_s[index] - job.pause_s, line.end_s[index])
         if link >= 0:
             add(rank, f"{_TYPES[action.kind]}-send", line.end_s[index], line.end_s[index] + 1e-5)
     for rank in range(schedule.ranks):

@@ -80,6 +80,30 @@ def test_a_plan_that_does_not_fit_is_refused(here: Path, capsys: pytest.CaptureF
     assert not (here / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"[training]": "[training]\ncompile = true"}, "auto_rebalance cannot move compiled layers"),
+        ({"[telemetry]": "[telemetry]\nenabled = false"}, "telemetry is off; switch it on, or train without it"),
+        ({"[telemetry]": "[telemetry]\nsample_layers_every = 0"}, "sample_layers_every=0 times none"),
+        (
+            {"[training]": '[training]\nreplication = "fsdp"', "[plan]": "[plan]\nreplicas = 2", "micro_batches = 8": "micro_batches = 4"},
+            "auto_rebalance cannot move layers whose parameters are sharded over the replicas",
+        ),
+    ],
+)
+def test_what_a_re_cut_cannot_move_is_refused_before_a_process_starts(
+    here: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, str], message: str
+) -> None:
+    config = write_job(here, steps=2, port=19200)
+    text = config.read_text()
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    config.write_text(text)
+    assert message in refuse(capsys, "train", str(config), "--nproc", "2", "--auto-rebalance")
+    assert not (here / "runs").exists()
+
+
 def test_a_missing_corpus_and_an_empty_one_are_told_apart(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "gpt.toml").write_text(GPT.format(path="nowhere", batch=8))
     assert "data.path=nowhere does not exist" in refuse(capsys, "train", "gpt.toml", "--nproc", "2")
