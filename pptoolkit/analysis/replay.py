@@ -85,10 +85,30 @@ class Replay:
         """Replayed over measured time of all steps, less 1."""
         return float(self.replayed_s.sum() / self.measured_s.sum() - 1)
 
+    @cached_property
+    def _first_waits(self) -> list[Indices]:
+        """Of each rank, the receives before its first compute."""
+        nodes, start, found = self.nodes, np.median(self.nodes.start_s, axis=1), []
+        for rank in nodes.ranks:
+            first = start[self.compute[nodes.rank[self.compute] == rank]].min(initial=np.inf)
+            found.append(np.flatnonzero((nodes.rank == rank) & (nodes.op == int(Op.RECV)) & (start < first)))
+        return found
+
     def step_times(self, recipe: Recipe) -> Seconds:
         """Return the time of each step under ``recipe``."""
-        ready, end = self.play(recipe)
-        return np.asarray((end[self.end] - ready[self.begin]).max(axis=0))
+        gap, own, weight = self.inputs(recipe)
+        return self.periods(*self.graph.play(gap, own, weight), own)
+
+    def periods(self, ready: Seconds, end: Seconds, own: Seconds) -> Seconds:
+        """Return the time of each step of a replay that gave ``ready`` and ``end`` from the own times ``own``.
+
+        That is how long a rank needs from one step to the next, for the slowest rank. Ranks that do not wait for each other
+        between steps begin theirs early and wait for their first input; that wait is as long as there is time, and no part of it.
+        """
+        begin = ready[self.begin]
+        for place, waits in enumerate(self._first_waits):
+            begin[place] += (end[waits] - ready[waits] - own[waits]).clip(min=0.0).sum(axis=0)
+        return np.asarray((end[self.end] - begin).max(axis=0))
 
     def play(self, recipe: Recipe) -> tuple[Seconds, Seconds]:
         """Return when each node of the graph was ready and when it ended, of shape (nodes, steps)."""

@@ -91,7 +91,7 @@ class _Slowdown:
 
     def _step(self, own: Seconds, weight: Seconds) -> float:
         ready, end = self.replay.graph.play(self.gap, own, weight)
-        return float((end[self.replay.end] - ready[self.replay.begin]).max(axis=0).mean())
+        return float(self.replay.periods(ready, end, own).mean())
 
     def _evened(self) -> tuple[Seconds, Seconds]:
         own, weight = self.own.copy(), self.weight.copy()

@@ -224,7 +224,7 @@ def _cost_of_work(replay: Replay, stalls: Sequence[Stall], ranks: Sequence[int],
         rest = np.flatnonzero((nodes.op == op) & ~np.isin(nodes.rank % pipeline_ranks, ranks))
         own[mine] = np.minimum(own[mine], np.median(own[rest]) if len(rest) else 0.0)
     ready, end = replay.graph.play(gap, own, weight)
-    step_s = (end[replay.end] - ready[replay.begin]).max(axis=0)
+    step_s = replay.periods(ready, end, own)
     return max(0.0, float(np.median(1 - step_s / replay.replayed_s)))
 
 
