@@ -19,7 +19,7 @@ from pptoolkit.analysis.grouping import duration_s, groups_of
 from pptoolkit.analysis.statistics import Interval, interval_of
 from pptoolkit.analysis.steps import SteadySteps
 from pptoolkit.telemetry.events import Op
-from pptoolkit.telemetry.links import RELIABLE_UNCERTAINTIES, UNBLOCKED_NS
+from pptoolkit.telemetry.links import RELIABLE_UNCERTAINTIES, saw_arrival
 
 _KEY = ["replica", "step", "micro_batch", "src_stage", "dst_stage"]
 
@@ -101,7 +101,8 @@ def pair_messages(events: pd.DataFrame, *, uncertainty_ns: Mapping[int, int]) ->
     ready = np.maximum(pairs["send_start_ns"], pairs["post_ns"])
     pairs["wait_s"] = (np.minimum(ready, pairs["recv_end_ns"]) - pairs["recv_start_ns"]).clip(lower=0) / 1e9
     pairs["transfer_s"] = (pairs["recv_end_ns"] - ready) / 1e9
-    pairs["blocked"] = (pairs["recv_end_ns"] - pairs["recv_start_ns"]) >= UNBLOCKED_NS
+    waited_ns = (pairs["recv_end_ns"] - pairs["recv_start_ns"]).to_numpy()
+    pairs["blocked"] = saw_arrival(waited_ns=waited_ns, took_ns=(pairs["recv_end_ns"] - ready).to_numpy())
     known_ns = {0: 0.0, **{rank: float(ns) for rank, ns in uncertainty_ns.items()}}
     unsure_ns = sum(pairs[end].map(known_ns).fillna(np.inf) for end in ("src_rank", "dst_rank"))
     took_ns = pairs["transfer_s"] * 1e9

@@ -13,7 +13,7 @@ from pptoolkit.analysis.bubbles import BACKWARD_CODES, COMPUTE_CODES
 from pptoolkit.analysis.replay_nodes import Nodes, Seconds
 from pptoolkit.simulator.replay import Edge
 from pptoolkit.telemetry.events import Op
-from pptoolkit.telemetry.links import UNBLOCKED_NS
+from pptoolkit.telemetry.links import UNBLOCKED_NS, saw_arrival
 
 _TOUCHING_S = 5e-5  # what ends this little after another began still came before it: clocks and rounding
 _BROKEN = 0.02  # share of the steps that may contradict an order
@@ -178,8 +178,8 @@ class _Builder:
         posted_after = self._posted_after(node)
         if posted_after is not None:
             sent = np.maximum(sent, nodes.end_s[posted_after])
-        blocked = nodes.duration_s[node] >= UNBLOCKED_NS / 1e9
         travel = nodes.end_s[node] - sent
+        blocked = saw_arrival(waited_ns=nodes.duration_s[node] * 1e9, took_ns=travel * 1e9)
         # What had arrived unseen took no longer than until it was asked for, and typically as long as the others.
         usual = float(np.median(travel[blocked])) if blocked.any() else 0.0
         travel = np.where(blocked, travel, np.minimum(travel, usual))

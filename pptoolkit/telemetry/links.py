@@ -21,6 +21,9 @@ from pptoolkit.telemetry.run_directory import RunDirectory
 UNBLOCKED_NS = 50_000
 """A receive that waited less than this had arrived before, unseen: its end says nothing about the transfer."""
 
+HARDLY_BLOCKED_NS = 1_000_000
+"""Asking for what is there already can take this long where the caches are cold and the machine is busy."""
+
 RELIABLE_UNCERTAINTIES = 3
 """A transfer shorter than this many clock uncertainties is not reported as throughput."""
 
@@ -46,6 +49,19 @@ def transfer_ns(*, sent_ns: Times, posted_ns: Times, received_ns: Times) -> Time
     """Return how long messages were under way: from when both ends were ready until they were there. All times on one clock."""
     took: Times = received_ns - np.maximum(sent_ns, posted_ns)
     return took
+
+
+def saw_arrival(*, waited_ns: Times, took_ns: Times) -> npt.NDArray[np.bool_]:
+    """Return which receives waited until their message came, so that their end is the transfer's.
+
+    A short wait at the end of something long is no such thing: the message had arrived, and asking for it took that long.
+
+    Args:
+        waited_ns: How long each receive blocked.
+        took_ns: From when both ends were ready until the receive was over.
+    """
+    seen: npt.NDArray[np.bool_] = (waited_ns >= UNBLOCKED_NS) & ((waited_ns >= HARDLY_BLOCKED_NS) | (4 * waited_ns >= took_ns))
+    return seen
 
 
 class LinkPairing:
@@ -127,17 +143,17 @@ class LinkPairing:
 
     def _measure(self, link: Link, received: _Table, sent_ns: _Table) -> LinkSample:
         sample = LinkSample(link)
-        blocked = received[:, _END] - received[:, _START] >= UNBLOCKED_NS
-        received, sent_ns = received[blocked], sent_ns[blocked]
         own, other = self._clock(self._layout.rank), self._clock(self._layout.rank_of(link.src_stage))
+        waited_ns = received[:, _END] - received[:, _START]
         if own is None or other is None:
-            sample.unreliable = len(received)
+            sample.unreliable = int((waited_ns >= UNBLOCKED_NS).sum())
             return sample
         step, size, end_ns = received[:, _STEP], received[:, _BYTES], received[:, _END]
         took_ns = transfer_ns(sent_ns=other.align(sent_ns), posted_ns=own.align(received[:, _POSTED]), received_ns=own.align(end_ns))
         uncertainty_ns = own.uncertainty(end_ns) + other.uncertainty(sent_ns)
-        reliable = (took_ns > 0) & (took_ns >= RELIABLE_UNCERTAINTIES * uncertainty_ns)
-        sample.unreliable = int(len(received) - reliable.sum())
+        seen = saw_arrival(waited_ns=waited_ns, took_ns=took_ns)
+        reliable = seen & (took_ns > 0) & (took_ns >= RELIABLE_UNCERTAINTIES * uncertainty_ns)
+        sample.unreliable = int(seen.sum() - reliable.sum())
         if reliable.any():
             newest = reliable & (step == step[reliable].max())
             sample.transfer_ns = int(took_ns[reliable].sum())

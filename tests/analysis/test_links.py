@@ -38,6 +38,17 @@ def test_transfer_runs_from_the_post_when_the_receiver_came_late():
     assert (pairs.iloc[0]["wait_s"], pairs.iloc[0]["transfer_s"]) == pytest.approx((0.0, 0.003))
 
 
+def test_asking_late_for_what_lies_there_is_no_transfer_even_where_asking_takes_long():
+    #  send 0 -- arrived, unseen ....... asked for at 40, given at 40.3
+    pairs = pair_messages(build_timeline(table(message(send=(0, 1), post=0, wait=(40, 40.3)))), uncertainty_ns=SHARP)
+    assert not pairs.iloc[0]["blocked"]
+    # A wait that is a fair part of it, or a long one, was for the message.
+    fair = pair_messages(build_timeline(table(message(send=(0, 1), post=0, wait=(0.7, 1.0)))), uncertainty_ns=SHARP)
+    long = pair_messages(build_timeline(table(message(send=(0, 1), post=0, wait=(40, 44)))), uncertainty_ns=SHARP)
+    assert fair.iloc[0]["blocked"]
+    assert long.iloc[0]["blocked"]
+
+
 def test_a_receive_that_did_not_block_is_no_sample():
     rows = message(send=(0, 1), post=0, wait=(50, 50.01)) + message(send=(60, 61), post=0, wait=(55, 64), m=1)
     timeline = build_timeline(table(rows + whole(100)))

@@ -17,7 +17,7 @@ from tests.telemetry.test_metrics import DESIGNED
 
 pytestmark = pytest.mark.timeout(400)  # the first test waits for the run to start
 # What a run on CPUs, without checkpoints and asynchronous updates, has no value for.
-ABSENT = {"device_utilization_ratio", "checkpoint_age_seconds"}
+ABSENT = {"device_utilization_ratio", "device_power_watts", "device_temperature_celsius", "checkpoint_age_seconds"}
 HISTOGRAMS = {name for name, (kind, _) in DESIGNED.items() if kind == "histogram"}
 
 
