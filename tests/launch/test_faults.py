@@ -96,7 +96,7 @@ def test_nothing_listens_beyond_loopback(tmp_path: Path) -> None:
 
 
 def test_losing_the_event_files_in_mid_run_changes_no_loss(tmp_path: Path) -> None:
-    config = write_job(tmp_path, steps=40, port=FIRST_PORT + 60)
+    config = write_job(tmp_path, steps=16, port=FIRST_PORT + 60)
     events = tmp_path / "runs/r/events"
     with started(tmp_path, *train(config)) as command:
         command.wait_for(lambda: any(events.glob("*.arrows")))

@@ -183,7 +183,7 @@ def test_without_a_memory_limit_bounded_cuts_are_as_good_as_the_exact_ones():
     assert max(stage_costs(costs, cuts)) == pytest.approx(max(stage_costs(costs, minimax_cuts(costs, 6))), rel=1e-6)
 
 
-@pytest.mark.parametrize("limit", [None, 400 * MIB])
+@pytest.mark.parametrize("limit", [pytest.param(None, marks=pytest.mark.slow), 400 * MIB])
 def test_96_layers_on_64_ranks_with_512_micro_batches_stay_within_the_search_budget(limit):
     measured = model([8 + (i * 37) % 5 for i in range(96)], ranks=64, micro_batches=512, batch=2048, activation=2 * MIB)
     result = found(measured, memory_limit_bytes=limit)

@@ -52,7 +52,7 @@ def test_b1_cuts_that_do_not_cover_the_model_are_refused(cuts: tuple[int, ...]) 
         Plan(cuts=cuts).stage_layers(8)
 
 
-@pytest.mark.parametrize("cut", [1, 4, 7])
+@pytest.mark.parametrize("cut", [4, *(pytest.param(cut, marks=pytest.mark.slow) for cut in (1, 7))])
 def test_b1_the_ranks_together_build_each_layer_once(pool: Pools, tmp_path: Path, cut: int) -> None:
     first, second = pool(2).run(cases.parameters_of, str(tmp_path), cuts=(cut,))
     (whole,) = pool(1).run(cases.parameters_of, str(tmp_path), cuts=())

@@ -52,6 +52,7 @@ with pp.Trainer(model, loss=nn.functional.mse_loss, optimizer=lambda p: torch.op
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", ["seeded", "unseeded"])
 def test_a_sequential_is_taken_only_if_all_ranks_built_it_alike(tmp_path: Path, seed: str) -> None:
     script = tmp_path / "train.py"

@@ -21,6 +21,7 @@ def double() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.case("N1", "N6")
 def test_gradients_and_their_global_norm_do_not_depend_on_the_number_of_micro_batches(pool: Pools, tmp_path: Path) -> None:
     wanted = one_process(samples=8, clip_norm=0.1)
@@ -42,6 +43,7 @@ def test_micro_batches_of_seven_one_and_no_valid_tokens_count_by_their_tokens(po
     assert_same(merge(answers), answers[0]["reference"])
 
 
+@pytest.mark.slow
 @pytest.mark.case("N12")
 def test_replicas_are_equal_to_the_bit_and_equal_to_one_process(pool: Pools, tmp_path: Path) -> None:
     answers = pool(4).run(cases.train, str(tmp_path), plan=Plan(cuts=(4,), micro_batches=8, replicas=2))
