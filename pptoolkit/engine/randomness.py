@@ -87,6 +87,9 @@ class LayerSeeder:
                 torch.cuda.set_rng_state(device_state, self._device)
 
 
+_Seeds = dict[int, list[list[int]]]  # by stage and micro-batch, one a layer
+
+
 class StepSeeds:
     """The seeds of all forwards of a step on this rank; those of the next step are drawn while the rank has nothing else to do.
 
@@ -98,20 +101,22 @@ class StepSeeds:
     def __init__(self, seeders: Mapping[int, LayerSeeder], micro_batches: int) -> None:
         self._seeders, self._micro_batches = seeders, range(micro_batches)
         self._any = next(iter(seeders.values()))  # they share the rank's generators, and are told of accumulation together
-        self._seeds: dict[int, list[list[int]]] = {}
-        self._drawn = self._ahead = (-1, 0)  # step and first micro-batch
-        self._seeds_ahead: dict[int, list[list[int]]] = {}
+        self._key = (-1, 0)  # step and first micro-batch: under accumulation a step has several passes
+        self._seeds: _Seeds = {}
+        self._ahead: dict[tuple[int, int], _Seeds] = {}
 
     def begin_step(self, step: int) -> None:
         """Have the seeds of ``step`` ready."""
-        self._drawn = (step, self._any.first_micro_batch)
-        self._seeds = self._seeds_ahead if self._ahead == self._drawn else self._draw(step)
+        self._key = (step, self._any.first_micro_batch)
+        drawn = self._ahead.get(self._key)
+        self._seeds = drawn if drawn is not None else self._draw(step)
+        self._ahead = {key: seeds for key, seeds in self._ahead.items() if key[0] in (step, step + 1)}
 
     def draw_ahead(self) -> None:
-        """Draw the next step's seeds, unless that is done."""
-        step, first = self._drawn
-        if self._ahead != (step + 1, first):
-            self._ahead, self._seeds_ahead = (step + 1, first), self._draw(step + 1)
+        """Draw the seeds of the same pass of the next step, unless that is done."""
+        step, first = self._key
+        if (step + 1, first) not in self._ahead:
+            self._ahead[step + 1, first] = self._draw(step + 1)
 
     def of(self, stage: int, micro_batch: int) -> list[int]:
         """Return one seed a layer."""
@@ -121,5 +126,5 @@ class StepSeeds:
         """As :meth:`LayerSeeder.untouched`."""
         return self._any.untouched()
 
-    def _draw(self, step: int) -> dict[int, list[list[int]]]:
+    def _draw(self, step: int) -> _Seeds:
         return {stage: seeder.seeds(step, self._micro_batches) for stage, seeder in self._seeders.items()}

@@ -1,7 +1,7 @@
 """torch's schedule runtime with our actions: receive, compute, send, each of them timed.
 
-What runs between two layers runs with cold caches: the layers have just swept them, and a line of Python costs ten to twenty
-times what a loop over it would suggest. So what other ranks wait for comes first, and an output is sent before anything is
+What runs between two layers runs with cold caches: the layers have just swept them, and a line of Python costs many times what
+a loop over it would suggest. So what other ranks wait for comes first, and an output is sent before anything is
 written down about the op that made it; what can be looked up before the first step is; what is noted is written down in the
 next bubble; and torch's own walk through the list, which wraps each action in a profiler range, is taken only while a
 profiler listens.
