@@ -5,9 +5,7 @@ else that a report says of the run is a false finding. Healthy runs differ by th
 which the machine itself woke a sleeping layer late has a fault that nobody put in: it counts for nothing, and how many there are is said.
 """
 
-import json
 import random
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -15,16 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cases import run_cases
 from benchmarks.diagnosis_job import DISTURBED
 from benchmarks.report import Result, argument_parser, describe_machine, fail, show, tell
 from pptoolkit.analysis.bubbles import compute_per_step
-from pptoolkit.errors import PPToolkitError, TrainingError
+from pptoolkit.errors import PPToolkitError
 from pptoolkit.run import Run
 
 _STAGES = 4
 _FORWARD_S, _BACKWARD_S = 0.003, 0.006
 _CUTS = [2, 4, 6]
-_ROOT = Path(__file__).parent.parent
 
 
 def main() -> int:
@@ -39,7 +37,7 @@ def main() -> int:
     tell(describe_machine())
     try:
         with tempfile.TemporaryDirectory() as folder:
-            runs = train(cases, Path(folder), ranks=_STAGES)
+            runs = run_cases("benchmarks.diagnosis_job", cases, ranks=_STAGES, folder=Path(folder) / "job")
             opened = {case["name"]: Run.open(runs / case["name"]) for case in cases}
             disturbed = {name for name in opened if (runs / name / DISTURBED).is_file()}
             quiet = [case for case in cases if case["name"] not in disturbed]
@@ -92,25 +90,6 @@ def healthy_cases(draw: random.Random, count: int, steps: int) -> list[dict[str,
         times = {"forward_s": [forward_s] * 2 * _STAGES, "backward_s": [backward_s] * 2 * _STAGES}
         cases.append({"name": f"healthy-{i}", "expected": None, "cuts": _CUTS, "steps": steps, **times})
     return cases
-
-
-def train(cases: Sequence[dict[str, Any]], folder: Path, *, ranks: int) -> Path:
-    """Run the cases and return the folder of their run directories.
-
-    Raises:
-        TrainingError: If the job failed or took more than an hour.
-    """
-    file, runs = folder / "cases.jsonl", folder / "runs"
-    file.write_text("\n".join(json.dumps(case) for case in cases))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(ranks)]
-    command = [*torchrun, "-m", "benchmarks.diagnosis_job", "--cases", str(file), "--runs", str(runs)]
-    try:
-        done = subprocess.run(command, cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=sys.stderr, timeout=3600, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise TrainingError(f"{len(cases)} cases took more than an hour; use --quick, or a machine that does less else") from error
-    if done.returncode:
-        raise TrainingError(f"the ranks ended with exit code {done.returncode}; what they said is above")
-    return runs
 
 
 def evaluate(cases: Sequence[dict[str, Any]], runs: dict[str, Run]) -> list[Result]:

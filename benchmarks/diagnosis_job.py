@@ -1,10 +1,9 @@
-"""The ranks of benchmarks/diagnosis.py and benchmarks/loop.py: many short trainings on sleeping layers, one after the other in one group.
+"""The ranks of benchmarks/diagnosis.py: many short trainings on sleeping layers, one after the other in one group.
 
-Started by torchrun. The cases come as JSON lines; each leaves a run directory behind. A layer that sleeps knows when it asked to be woken:
+Each case leaves a run directory behind. A layer that sleeps knows when it asked to be woken:
 where the machine woke it late, the run shows a fault that nobody put in. Such a case is run again, and in the end said to be disturbed.
 """
 
-import argparse
 import json
 import queue
 import random
@@ -20,7 +19,8 @@ import torch.distributed as dist
 from torch import nn
 
 import pptoolkit as pp
-from pptoolkit.engine.process_group import join, leave
+from benchmarks.cases import take_cases
+from pptoolkit.engine.process_group import World
 from pptoolkit.models import sleeping
 from pptoolkit.models.mlp import squared_error
 from pptoolkit.models.sleeping import SleepingLayer, sleep_precisely
@@ -138,21 +138,11 @@ class _Message:
         return True
 
 
-def main() -> None:
-    """Run the cases of a file."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--cases", type=Path, required=True)
-    parser.add_argument("--runs", type=Path, required=True)
-    options = parser.parse_args()
-    world = join()
-    for line in options.cases.read_text().splitlines():
-        case = json.loads(line)
-        for _ in range(TRIES):
-            if train_watched(case, options.runs, world.rank):
-                break
-        if world.rank == 0:
-            print(f"done {case['name']}", flush=True)
-    leave(world)
+def take(case: dict[str, Any], runs: Path, world: World) -> None:
+    """Train one case, again where the machine disturbed it."""
+    for _ in range(TRIES):
+        if train_watched(case, runs, world.rank):
+            break
 
 
 def train_watched(case: dict[str, Any], runs: Path, rank: int) -> bool:
@@ -211,4 +201,4 @@ def _own_fault(case: dict[str, Any], fault: dict[str, Any], layer: int) -> dict[
 
 
 if __name__ == "__main__":
-    main()
+    take_cases(take)

@@ -7,18 +7,17 @@
 
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loop_job import random_costs
+from benchmarks.cases import run_cases
+from benchmarks.loop_job import OUTCOMES, random_costs
 from benchmarks.report import Result, argument_parser, describe_machine, fail, show, tell
-from pptoolkit.errors import PPToolkitError, TrainingError
+from pptoolkit.errors import PPToolkitError
 
-_ROOT = Path(__file__).parent.parent
 _GPT = {"vocabulary": 4096, "width": 128, "depth": 6, "heads": 4, "sequence": 128}
 _SWIN = {"image": 64, "patch": 2, "width": 32, "depths": [2, 2, 4], "heads": 2, "window": 4, "classes": 1000}
 
@@ -68,30 +67,11 @@ def train(chosen: Sequence[dict[str, Any]], *, ranks: int) -> list[dict[str, Any
     """Run the cases and return what came of them.
 
     Raises:
-        TrainingError: If the job failed or took more than an hour.
+        TrainingError: As :func:`run_cases`.
     """
     with tempfile.TemporaryDirectory() as folder:
-        file, runs = Path(folder) / "cases.jsonl", Path(folder) / "runs"
-        runs.mkdir()
-        file.write_text("\n".join(json.dumps(case) for case in chosen))
-        torchrun = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--local-addr",
-            "127.0.0.1",
-            "--nproc-per-node",
-            str(ranks),
-        ]
-        command = [*torchrun, "-m", "benchmarks.loop_job", "--cases", str(file), "--runs", str(runs)]
-        try:
-            done = subprocess.run(command, cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=sys.stderr, timeout=3600, check=False)
-        except subprocess.TimeoutExpired as error:
-            raise TrainingError(f"{len(chosen)} cases took more than an hour; use --quick, or a machine that does less else") from error
-        if done.returncode:
-            raise TrainingError(f"the ranks ended with exit code {done.returncode}; what they said is above")
-        return [json.loads(line) for line in (runs / "outcomes.jsonl").read_text().splitlines()]
+        runs = run_cases("benchmarks.loop_job", chosen, ranks=ranks, folder=Path(folder) / "job")
+        return [json.loads(line) for line in (runs / OUTCOMES).read_text().splitlines()]
 
 
 def evaluate(part: str, outcomes: Sequence[dict[str, Any]], *, within: float) -> list[Result]:
@@ -120,7 +100,13 @@ def _range(name: str, values: Sequence[float], unit: str, *, at_most: float | No
     median = statistics.median(found)
     goal = None if at_most is None else f"median <= {at_most:g}"
     return Result(
-        name=name, value=median, low=min(found), high=max(found), unit=unit, goal=goal, holds=None if at_most is None else median <= at_most
+        name=f"{name}: median and range",
+        value=median,
+        low=min(found),
+        high=max(found),
+        unit=unit,
+        goal=goal,
+        holds=None if at_most is None else median <= at_most,
     )
 
 

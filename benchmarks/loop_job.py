@@ -1,9 +1,8 @@
 """The ranks of benchmarks/loop.py: train with one cut, take the suggestion, train with it, in one group of processes.
 
-Started by torchrun. Cases come as JSON lines, and what came of each goes out as JSON lines.
+What came of each case goes out as a JSON line.
 """
 
-import argparse
 import json
 import random
 from itertools import combinations
@@ -14,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 import pptoolkit as pp
+from benchmarks.cases import take_cases
 from benchmarks.swin_like import swin_like_layers, swin_like_loss
-from pptoolkit.engine.process_group import join, leave
+from pptoolkit.engine.process_group import World
 from pptoolkit.models.gpt import GPTConfig, gpt_layers, next_token_loss
 from pptoolkit.models.mlp import squared_error
 from pptoolkit.models.sleeping import sleeping_layers
@@ -26,21 +26,15 @@ from pptoolkit.schedule import ActionKind, build_schedule
 from pptoolkit.simulator import Costs, Program, simulate
 from pptoolkit.telemetry.settings import TelemetrySettings
 
+OUTCOMES = "outcomes.jsonl"
 
-def main() -> None:
-    """Run the cases of a file."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--cases", type=Path, required=True)
-    parser.add_argument("--runs", type=Path, required=True)
-    options = parser.parse_args()
-    world = join()
-    for line in options.cases.read_text().splitlines():
-        outcome = _Case(json.loads(line), options.runs, world.rank, world.ranks).run()
-        if world.rank == 0:
-            with (options.runs / "outcomes.jsonl").open("a") as file:
-                file.write(json.dumps(outcome) + "\n")
-            print(f"done {outcome['name']}", flush=True)
-    leave(world)
+
+def take(case: dict[str, Any], runs: Path, world: World) -> None:
+    """Train one case with all its cuts and leave what came of it in ``runs``."""
+    outcome = _Case(case, runs, world.rank, world.ranks).run()
+    if world.rank == 0:
+        with (runs / OUTCOMES).open("a") as file:
+            file.write(json.dumps(outcome) + "\n")
 
 
 class _Case:
@@ -164,4 +158,4 @@ def random_costs(layers: int, seed: int) -> tuple[list[float], list[float]]:
 
 
 if __name__ == "__main__":
-    main()
+    take_cases(take)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from benchmarks.live_memory import PeakMemory
 from benchmarks.paired import shuffled_rounds
 from benchmarks.ranks import run_as_rank
+from benchmarks.step_sides import run_torch_schedule
 from pptoolkit.engine.layers import Layer
 from pptoolkit.engine.process_group import join, leave
 from pptoolkit.errors import TrainingError
@@ -95,20 +96,7 @@ def train_torch(micro_batches: int, begins: Callable[[], None], _run: Path) -> f
     schedule = Schedule1F1B(stage, micro_batches, loss_fn=next_token_loss)
     optimizer = make_optimizer(module.parameters())
     inputs, targets = batch(micro_batches)
-    losses: list[Tensor] = []
-    for _ in range(_STEPS):
-        begins()
-        if rank == 0:
-            schedule.step(inputs, return_outputs=False)
-        elif rank == ranks - 1:
-            schedule.step(target=targets, losses=losses, return_outputs=False)
-        else:
-            schedule.step(return_outputs=False)
-        optimizer.step()
-        optimizer.zero_grad()
-    box = [sum(loss.item() for loss in losses) / len(losses) if losses else None]
-    dist.broadcast_object_list(box, src=ranks - 1)
-    return float(box[0] or 0.0)
+    return run_torch_schedule(schedule, optimizer, inputs, targets, steps=_STEPS, begins=begins)
 
 
 _TRAIN: dict[str, Callable[[int, Callable[[], None], Path], float]] = dict(zip(SIDES, (train_pptoolkit, train_torch), strict=True))

@@ -102,9 +102,26 @@ def train_torch(work: Work, gate: Gate, _folder: Path) -> float:
     schedule = Schedule1F1B(stage, work.micro_batches, loss_fn=nn.functional.mse_loss)
     optimizer = make_optimizer(module.parameters())
     inputs, targets = work.batch()
+    return run_torch_schedule(schedule, optimizer, inputs, targets, steps=work.steps, begins=gate.step)
+
+
+def run_torch_schedule(
+    schedule: Any, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor, *, steps: int, begins: Callable[[], None]
+) -> float:
+    """Train the same batch ``steps`` times as torch's guide shows; return the last loss on every rank.
+
+    Args:
+        schedule: One of torch's, told to keep neither outputs nor anything else that nobody asks for.
+        optimizer: Of this rank's stage.
+        inputs: The batch, for the first stage.
+        targets: Its targets, for the last one.
+        steps: How often.
+        begins: Called before each step.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
     losses: list[Tensor] = []
-    for _ in range(work.steps):
-        gate.step()
+    for _ in range(steps):
+        begins()
         if rank == 0:
             schedule.step(inputs, return_outputs=False)
         elif rank == ranks - 1:
