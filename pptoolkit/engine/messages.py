@@ -124,7 +124,7 @@ class Messages:
         action, start = message.action, time.monotonic_ns()
         self._recorder.in_flight = (Op.RECV, action.stage, action.micro_batch, start)
         if message.last_wait_ns > LONG_WAIT_NS:
-            self._recorder.bubbles.announce()
+            self._recorder.bubbles.announce(message.last_wait_ns)
         self._wait(message, works)
         end = time.monotonic_ns()
         self._recorder.in_flight = None

@@ -111,7 +111,7 @@ class TrainingStep:
                 propose(share, compute_s, self.update.squared_norm())
             assert proposal is not None
             if self._last_wait_ns > LONG_WAIT_NS:
-                recorder.bubbles.announce()
+                recorder.bubbles.announce(self._last_wait_ns)
             before_ns = time.monotonic_ns()
             agreed = proposal.agree()
             self._last_wait_ns = time.monotonic_ns() - before_ns

@@ -6,33 +6,43 @@ from collections.abc import Callable
 
 from pptoolkit.telemetry.drops import Drops, log
 
+ROUND_NS = 5_000_000
+"""What a round of telemetry's work takes at most, in a process whose caches training has swept."""
+
 
 class Bubbles:
-    """The moments in which the training thread is about to wait for other ranks, for those who would rather work then."""
+    """The moments in which the training thread is about to wait for other ranks, for those who would rather work then.
+
+    A bubble goes to as many of them as fit into it, to those first who have waited longest: all at once, they would be at
+    work long after it.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._number = 0
         self._awaited = 0
+        self._offered = 0  # how many may still take the bubble that was announced last
 
-    def announce(self) -> None:
-        """Say that a wait begins; called by the training thread, for which it is next to nothing while nobody waits for it."""
+    def announce(self, expected_ns: int) -> None:
+        """Say that a wait of about this length begins; for the training thread, which calls it, next to nothing while nobody waits."""
         if self._awaited:
-            self.interrupt()
+            with self._changed:
+                self._offered = max(1, expected_ns // ROUND_NS)
+                self._changed.notify(self._offered)
 
     def interrupt(self) -> None:
-        """Wake everybody up."""
+        """Have everybody look again whether they still want to wait."""
         with self._changed:
-            self._number += 1
             self._changed.notify_all()
 
     def wait(self, timeout_s: float, *, unless: Callable[[], bool]) -> None:
-        """Return at the next bubble, but after ``timeout_s`` at the latest, and as soon as ``unless`` says so."""
+        """Return in a bubble, but after ``timeout_s`` at the latest, and as soon as ``unless`` says so."""
         with self._changed:
+            if not self._awaited:
+                self._offered = 0  # of a bubble that is over
             self._awaited += 1
-            number = self._number
             try:
-                self._changed.wait_for(lambda: self._number > number or unless(), timeout_s)
+                if self._changed.wait_for(lambda: self._offered > 0 or unless(), timeout_s):
+                    self._offered = max(0, self._offered - 1)
             finally:
                 self._awaited -= 1
 

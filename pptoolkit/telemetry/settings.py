@@ -48,7 +48,7 @@ class TelemetrySettings:
     tls_key: str = ""
     tls_client_ca: str = ""
     token: str = field(default="", repr=False)
-    flush_s: float = 0.5
+    flush_s: float = 1.0
     segment_bytes: int = DEFAULT_SEGMENT_BYTES
     max_bytes: int | None = DEFAULT_MAX_BYTES
     detail: str | Mapping[str, int] = EVERY_STEP
