@@ -184,7 +184,8 @@ def train_deepspeed(work: Work, gate: Gate, _folder: Path) -> float:
 
 def train_deepspeed_logged(work: Work, gate: Gate, _folder: Path) -> float:
     """Train with DeepSpeed's pipeline engine, which times its parts and its messages, and prints the former every ten steps."""
-    loss = _train_deepspeed(work, gate, {"wall_clock_breakdown": True, "comms_logger": {"enabled": True, "prof_all": True}})
+    looks = {"steps_per_print": 10, "wall_clock_breakdown": True, "comms_logger": {"enabled": True, "prof_all": True}}
+    loss = _train_deepspeed(work, gate, looks)
     from deepspeed.comm.comm import comms_logger
 
     if not comms_logger.comms_dict:
