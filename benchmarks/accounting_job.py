@@ -1,5 +1,8 @@
 """The job of benchmarks/accounting.py, started by torchrun: two stages that sleep, and a delay in one place at a time.
 
+It keeps a clock of its own over all that it brings along (layers, loss, loader, optimizer), on which the accounting's parts are
+checked: a processor that has idled through somebody's delay is slower for the next milliseconds, and that time truly passes.
+
 accounting_job.py FOLDER ROUNDS KIND,KIND,...
 """
 
@@ -8,6 +11,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,24 +44,39 @@ def steps_of(rounds: int, kinds: list[str]) -> int:
 
 
 class Delays:
-    """Knows, on each rank, which step it is and what is delayed in it."""
+    """Knows, on each rank, which step it is and what is delayed in it, and how long everything really took."""
 
     def __init__(self, kinds: list[str]) -> None:
         self._kinds, self.step, self.kind = kinds, -1, NONE
-        self.slept_s: dict[str, list[float]] = {part: [] for part in PARTS}  # by part, one a step: what really passed there
+        self._backward_began_s: float | None = None
+        self.passed_s: dict[str, list[float]] = {part: [] for part in PARTS}  # by part, one a step
 
     def next_step(self) -> None:
         self.step += 1
         self.kind = kind_of(self.step, self._kinds)
-        for seconds in self.slept_s.values():
+        for seconds in self.passed_s.values():
             seconds.append(0.0)
 
-    def sleep(self, part: str, seconds: float) -> None:
-        """Sleep as part of ``part``; a busy machine sleeps longer than told, and that is known afterwards."""
+    @contextmanager
+    def time(self, part: str) -> Iterator[None]:
+        """Add what the block takes to what passed in ``part`` of this step."""
         began = time.perf_counter()
-        sleep_precisely(seconds)
+        yield
+        self._add(part, began)
+
+    def begin_backward(self) -> None:
+        """Begin to time a backward; the first of several calls counts."""
+        if self._backward_began_s is None:
+            self._backward_began_s = time.perf_counter()
+
+    def end_backward(self) -> None:
+        if self._backward_began_s is not None:
+            self._add("compute", self._backward_began_s)
+        self._backward_began_s = None
+
+    def _add(self, part: str, began_s: float) -> None:
         if self.step >= 0:
-            self.slept_s[part][-1] += time.perf_counter() - began
+            self.passed_s[part][-1] += time.perf_counter() - began_s
 
 
 class Layer(nn.Module):
@@ -65,14 +85,15 @@ class Layer(nn.Module):
     def __init__(self, delays: Delays, delayed: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(WIDTH))
-        self._delays, self._delayed = delays, delayed
+        self.delays, self._delayed = delays, delayed
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = _Sleep.apply(x * self.weight, self)
+        with self.delays.time("compute"):
+            result: Tensor = _Sleep.apply(x * _End.apply(self.weight, self.delays), self)
         return result
 
     def sleep(self, kind: str) -> None:
-        self._delays.sleep("compute", _OWN_S + (DELAY_S / MICRO_BATCHES if self._delayed and self._delays.kind == kind else 0.0))
+        sleep_precisely(_OWN_S + (DELAY_S / MICRO_BATCHES if self._delayed and self.delays.kind == kind else 0.0))
 
 
 class _Sleep(torch.autograd.Function):
@@ -85,8 +106,46 @@ class _Sleep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.layer.delays.begin_backward()
         ctx.layer.sleep(BACKWARD)
         return gradient, None
+
+
+class _Begin(torch.autograd.Function):
+    """Around the loss: a backward begins here."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, delays: Delays) -> Tensor:
+        ctx.delays = delays
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.delays.begin_backward()
+        return gradient, None
+
+
+class _End(torch.autograd.Function):
+    """Around the weight, whose gradient is the last that a layer's backward computes."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, delays: Delays) -> Tensor:
+        ctx.delays = delays
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.delays.end_backward()
+        return gradient, None
+
+
+def timed_loss(delays: Delays) -> Callable[[Tensor, Tensor], Tensor]:
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        with delays.time("compute"):
+            result: Tensor = _Begin.apply(nn.functional.mse_loss(output, target), delays)
+        return result
+
+    return loss
 
 
 class Data:
@@ -102,11 +161,11 @@ class Data:
     def batch(self, _indices: Any) -> tuple[Tensor, Tensor]:
         before = self._delays.kind
         self._delays.next_step()
-        if self._rank == 0:
-            if LINK in (before, self._delays.kind) and before != self._delays.kind:
+        with self._delays.time("data"):
+            if self._rank == 0 and before != self._delays.kind and LINK in (before, self._delays.kind):
                 self._limit(self._delays.kind == LINK)
-            if self._delays.kind == DATA:
-                self._delays.sleep("data", DELAY_S)
+            if self._rank == 0 and self._delays.kind == DATA:
+                sleep_precisely(DELAY_S)
         return self._x, self._x
 
     def _limit(self, on: bool) -> None:
@@ -122,9 +181,10 @@ class Optimizer(torch.optim.SGD):
         self._delays, self._rank = delays, rank
 
     def step(self, closure: Any = None) -> Any:
-        if self._rank == 1 and self._delays.kind == OPTIMIZER:
-            self._delays.sleep("optimizer", DELAY_S)
-        return super().step(closure)
+        with self._delays.time("optimizer"):
+            if self._rank == 1 and self._delays.kind == OPTIMIZER:
+                sleep_precisely(DELAY_S)
+            return super().step(closure)
 
 
 def main() -> None:
@@ -132,7 +192,7 @@ def main() -> None:
     rank, delays = int(os.environ["RANK"]), Delays(kinds)
     with pp.Trainer(
         [pp.Layer(f"layer{i}", Layer, delays, i == 1) for i in range(2)],
-        loss=nn.functional.mse_loss,
+        loss=timed_loss(delays),
         optimizer=lambda parameters: Optimizer(parameters, delays, rank),
         plan=pp.Plan(cuts=(1,), micro_batches=MICRO_BATCHES),
         run=f"{folder}/run",
@@ -142,7 +202,7 @@ def main() -> None:
         trainer.fit(
             Data(delays, rank, os.environ.get("GLOO_SOCKET_IFNAME", "")), batch_size=MICRO_BATCHES * ROWS, steps=steps_of(rounds, kinds)
         )
-    Path(folder, f"slept-{rank}.json").write_text(json.dumps(delays.slept_s))
+    Path(folder, f"passed-{rank}.json").write_text(json.dumps(delays.passed_s))
 
 
 if __name__ == "__main__":

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from benchmarks.blocks import seconds_per_step
 from benchmarks.paired import shuffled_rounds
 from benchmarks.ranks import run_as_rank
+from benchmarks.step_sides import Work
 from pptoolkit.engine.layers import Layer
 from pptoolkit.engine.process_group import join, leave
-from pptoolkit.models import GPTConfig, gpt_layers, next_token_loss, sleeping_layers
+from pptoolkit.models import GPTConfig, gpt_layers, next_token_loss
 from pptoolkit.plan import Plan
 from pptoolkit.telemetry.settings import TelemetrySettings
 from pptoolkit.trainer import Trainer
@@ -36,16 +37,15 @@ class Workload:
     batch: tuple[Tensor, Tensor]
 
 
+def sleeping_work(*, rounds: int, block_steps: int) -> Work:
+    """Return the sleeping layers as work for other engines too: two times four of them, 9.6 ms a stage and micro-batch."""
+    return Work(layers=8, forward_s=0.0008, backward_s=0.0016, micro_batches=_MICRO_BATCHES, rounds=rounds, block_steps=block_steps)
+
+
 def sleeping() -> Workload:
     """Layers of known time that leave the processor alone: what telemetry adds to the step's critical path."""
-    draw = torch.Generator().manual_seed(0)
-    samples, width = 4 * _MICRO_BATCHES, 32
-    return Workload(
-        layers=sleeping_layers([0.0008] * 8, [0.0016] * 8, width=width, dtype=torch.float32),
-        cuts=(4,),
-        loss=nn.functional.mse_loss,
-        batch=(torch.randn(samples, width, generator=draw), torch.rand(samples, width, generator=draw)),
-    )
+    work = sleeping_work(rounds=1, block_steps=1)
+    return Workload(layers=work.layer_list(), cuts=(work.layers // 2,), loss=nn.functional.mse_loss, batch=work.batch())
 
 
 def gpt() -> Workload:

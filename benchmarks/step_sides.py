@@ -1,4 +1,5 @@
-"""The sides of benchmarks/step.py: the same sleeping layers, trained by each engine in the way its own guide shows.
+"""The sides of benchmarks/step.py and the peers of benchmarks/overhead.py: the same sleeping layers, trained by each engine in the
+way its own guide shows, with nothing that looks on or with its own means to do so.
 
 Runs as ``python -m benchmarks.step_sides`` under torchrun, in the interpreter that has the engine.
 """
@@ -18,9 +19,12 @@ from torch import Tensor, nn
 from benchmarks.blocks import Gate
 from benchmarks.ranks import run_as_rank
 from pptoolkit.engine.layers import Layer
+from pptoolkit.errors import TrainingError
 from pptoolkit.models.sleeping import sleeping_layers
 from pptoolkit.plan import Plan, equal_layer_cuts
 
+OURS, TORCH, DEEPSPEED = "pptoolkit", "torch", "deepspeed"
+TORCH_PROFILED, DEEPSPEED_LOGGED = "torch-profiled", "deepspeed-logged"
 _WIDTH, _SAMPLES_PER_MICRO_BATCH, _SEED, _LEARNING_RATE = 32, 4, 0, 0.05
 
 
@@ -32,7 +36,13 @@ class Work:
     forward_s: float = 0.005  # of a layer and micro-batch
     backward_s: float = 0.010
     micro_batches: int = 8
-    steps: int  # in all
+    rounds: int  # blocks of steps, each begun by an unmeasured one
+    block_steps: int  # measured ones in a block
+
+    @property
+    def steps(self) -> int:
+        """Return how many there are in all; in the last one nobody looks any more."""
+        return self.rounds * (self.block_steps + 1) + 1
 
     def ideal_step_s(self, ranks: int) -> float:
         """Return the time of a step in which nothing but the layers takes time: 1F1B's own bubble is in it."""
@@ -91,6 +101,29 @@ def train_pptoolkit(work: Work, gate: Gate, folder: Path) -> float:
 
 def train_torch(work: Work, gate: Gate, _folder: Path) -> float:
     """Train with torch's own 1F1B. It hands the loss to the last rank only: less work than the other two do."""
+    return _train_torch(work, gate, ends=_nothing)
+
+
+def train_torch_profiled(work: Work, gate: Gate, folder: Path) -> float:
+    """Train with torch's own 1F1B and torch.profiler, which records every measured step and writes a trace of every block of them."""
+    from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
+
+    # It warms up in the step with which a block begins, which is not measured: the written trace has the measured steps, no more.
+    cycle = schedule(wait=0, warmup=1, active=work.block_steps)
+    traces = folder / "traces"
+    with profile(activities=[ProfilerActivity.CPU], schedule=cycle, on_trace_ready=tensorboard_trace_handler(str(traces))) as profiler:
+        loss = _train_torch(work, gate, ends=profiler.step)
+    written = len(list(traces.glob(f"*_{os.getpid()}.*.json")))
+    if written < work.rounds:  # at its end it also writes that of the last step, which belongs to no block
+        raise TrainingError(f"torch.profiler wrote {written} traces of {work.rounds} blocks: what it costs was not measured")
+    return loss
+
+
+def _nothing() -> None:
+    """Look at nothing."""
+
+
+def _train_torch(work: Work, gate: Gate, *, ends: Callable[[], None]) -> float:
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     dist.init_process_group("gloo")
@@ -102,11 +135,18 @@ def train_torch(work: Work, gate: Gate, _folder: Path) -> float:
     schedule = Schedule1F1B(stage, work.micro_batches, loss_fn=nn.functional.mse_loss)
     optimizer = make_optimizer(module.parameters())
     inputs, targets = work.batch()
-    return run_torch_schedule(schedule, optimizer, inputs, targets, steps=work.steps, begins=gate.step)
+    return run_torch_schedule(schedule, optimizer, inputs, targets, steps=work.steps, begins=gate.step, ends=ends)
 
 
 def run_torch_schedule(
-    schedule: Any, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor, *, steps: int, begins: Callable[[], None]
+    schedule: Any,
+    optimizer: torch.optim.Optimizer,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    steps: int,
+    begins: Callable[[], None],
+    ends: Callable[[], None] = _nothing,
 ) -> float:
     """Train the same batch ``steps`` times as torch's guide shows; return the last loss on every rank.
 
@@ -117,6 +157,7 @@ def run_torch_schedule(
         targets: Its targets, for the last one.
         steps: How often.
         begins: Called before each step.
+        ends: Called after each step.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     losses: list[Tensor] = []
@@ -130,6 +171,7 @@ def run_torch_schedule(
             schedule.step(return_outputs=False)
         optimizer.step()
         optimizer.zero_grad()
+        ends()
     box = [sum(loss.item() for loss in losses) / len(losses) if losses else None]
     dist.broadcast_object_list(box, src=ranks - 1)
     return float(box[0] or 0.0)
@@ -137,6 +179,21 @@ def run_torch_schedule(
 
 def train_deepspeed(work: Work, gate: Gate, _folder: Path) -> float:
     """Train with DeepSpeed's pipeline engine."""
+    return _train_deepspeed(work, gate, {"steps_per_print": 1 << 30})
+
+
+def train_deepspeed_logged(work: Work, gate: Gate, _folder: Path) -> float:
+    """Train with DeepSpeed's pipeline engine, which times its parts and its messages, and prints the former every ten steps."""
+    looks = {"steps_per_print": 10, "wall_clock_breakdown": True, "comms_logger": {"enabled": True, "prof_all": True}}
+    loss = _train_deepspeed(work, gate, looks)
+    from deepspeed.comm.comm import comms_logger
+
+    if not comms_logger.comms_dict:
+        raise TrainingError("DeepSpeed's comms logger has seen no message: what it costs was not measured")
+    return loss
+
+
+def _train_deepspeed(work: Work, gate: Gate, looks: dict[str, Any]) -> float:
     import deepspeed
     from deepspeed.pipe import PipelineModule
 
@@ -150,9 +207,13 @@ def train_deepspeed(work: Work, gate: Gate, _folder: Path) -> float:
         "train_batch_size": work.samples,
         "train_micro_batch_size_per_gpu": _SAMPLES_PER_MICRO_BATCH,
         "gradient_accumulation_steps": work.micro_batches,
-        "steps_per_print": 1 << 30,
+        **looks,
     }
     engine, *_ = deepspeed.initialize(model=model, model_parameters=parameters, optimizer=make_optimizer(parameters), config=config)
+    # With wall_clock_breakdown the pipeline engine of 0.19.8 times each backward itself, and lets a hook that was made for other engines
+    # start the same timers once more, which ends the training with "timer has already been started". It is timed once here.
+    engine.engine_timers.backward_timers.clear()
+    engine.engine_timers.backward_inner_timers.clear()
     inputs, targets = (t.split(_SAMPLES_PER_MICRO_BATCH) for t in work.batch())
     loss = torch.tensor(0.0)
     for _ in range(work.steps):
@@ -161,7 +222,13 @@ def train_deepspeed(work: Work, gate: Gate, _folder: Path) -> float:
     return float(loss)
 
 
-SIDES: dict[str, Callable[[Work, Gate, Path], float]] = {"pptoolkit": train_pptoolkit, "torch": train_torch, "deepspeed": train_deepspeed}
+SIDES: dict[str, Callable[[Work, Gate, Path], float]] = {
+    OURS: train_pptoolkit,
+    TORCH: train_torch,
+    TORCH_PROFILED: train_torch_profiled,
+    DEEPSPEED: train_deepspeed,
+    DEEPSPEED_LOGGED: train_deepspeed_logged,
+}
 
 
 def main() -> None:
