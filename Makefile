@@ -1,6 +1,6 @@
 # One environment in .venv, made on first use and made good again when pyproject.toml or constraints.txt change.
 #   make PYTHON=python3.12 demo      another Python
-#   make ARGS="-k gantt -x" test     more arguments for pytest (test, test-slow) or the benchmarks (bench)
+#   make ARGS="-k gantt -x" test     more arguments for pytest (test, test-slow, test-gpu) or the benchmarks (bench)
 # pip reads its own settings: PIP_EXTRA_INDEX_URL, for instance, adds an index with other builds of torch.
 
 SHELL := /bin/bash
@@ -37,6 +37,10 @@ test: .venv/installed-dev ## Run every check: those of lint, then pytest
 .PHONY: test-slow
 test-slow: .venv/installed-dev ## Run the tests that `make test` leaves out
 	@$(RUN) -m pytest -m slow $(ARGS)
+
+.PHONY: test-gpu
+test-gpu: .venv/installed-dev ## Run the tests that need a GPU; without one each says what is missing
+	@$(RUN) -m pytest -m gpu $(ARGS)
 
 .PHONY: lint
 lint: .venv/installed-dev ## Run ruff, mypy and import-linter

@@ -57,7 +57,9 @@ class TrainingConfig(_Section):
     ``batch_size`` samples make a step: over all replicas, ``accumulation`` passes through the pipeline, and the plan's
     micro-batches. ``no_decay``, ``frozen`` and ``recompute`` are shell patterns: ``"*.bias"`` fits parameters by name,
     ``"block0?"`` fits layers. The learning rate rises over ``warmup_steps`` and falls by ``decay`` to ``final_ratio`` of
-    itself. Targets equal to ``ignore_token`` count nowhere. ``replication``: how replicas stay equal.
+    itself. Targets equal to ``ignore_token`` count nowhere. ``replication``: how replicas stay equal. ``device``: ``"cuda"`` gives
+    each rank a GPU, ``"auto"`` does so where there is one for each; the default is the CPU, which is everywhere and gives the same
+    numbers everywhere.
     """
 
     batch_size: Positive = 32
@@ -78,6 +80,7 @@ class TrainingConfig(_Section):
     recompute: list[str] = []
     compile: bool = False
     replication: Literal["ddp", "fsdp"] = "ddp"
+    device: Literal["cpu", "cuda", "auto"] = "cpu"
 
     @model_validator(mode="after")
     def _goes_together(self) -> "TrainingConfig":

@@ -15,7 +15,7 @@ from torch import nn
 from pptoolkit.config import ModelConfig, RunConfig
 from pptoolkit.data import TokenDataset, load_tokens
 from pptoolkit.engine.layers import Layer, as_layers
-from pptoolkit.engine.runtime import LossFunction
+from pptoolkit.engine.step_losses import LossFunction
 from pptoolkit.errors import ConfigError, PlanError, PPToolkitError
 from pptoolkit.models import GPTConfig, gpt_layers, loss_without, next_token_loss
 from pptoolkit.plan import Plan, equal_layer_cuts, fingerprint_layers

@@ -15,6 +15,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from pptoolkit.config import RunConfig
 from pptoolkit.engine import loopback
 from pptoolkit.engine.compiled import check_compile
+from pptoolkit.engine.device import Accelerators, check_launch
 from pptoolkit.engine.loader import open_source
 from pptoolkit.errors import RunError, TrainingError
 from pptoolkit.failure import RankFailure, read_failures
@@ -62,6 +63,7 @@ def prepare(
             optimisation, replicas=checked.replicas, telemetry=telemetry.enabled, sample_layers_every=telemetry.sample_layers_every
         )
     count = ranks or checked.stages * checked.replicas
+    check_launch(config.training.device, ranks=count, there=Accelerators.visible())
     setup = RunSetup(checked, layers=job.layer_names, ranks=count, seed=config.training.seed, accumulation=config.training.accumulation)
     if config.training.compile:
         check_compile(setup.schedule)

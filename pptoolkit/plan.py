@@ -222,6 +222,11 @@ class Plan:
             raise PlanError(f"{where}: {error}") from None
 
 
+def default_plan(layers: int, ranks: int) -> Plan:
+    """Return the plan of a training that was given none: equal layer counts, 1F1B, two micro-batches per rank."""
+    return Plan(cuts=equal_layer_cuts(layers, ranks), schedule="1f1b", micro_batches=max(1, 2 * ranks))
+
+
 def equal_layer_cuts(layers: int, stages: int) -> tuple[int, ...]:
     """Return the cuts that give every stage the same number of layers, the first ones one more where it does not divide.
 

@@ -33,8 +33,13 @@ def profile_job(job: Job, config: RunConfig, *, sizes: Sequence[int] = (), repea
         name: What to call it.
 
     Raises:
-        ConfigError: If a size does not fit the batch.
+        ConfigError: If a size does not fit the batch, or the job trains on a GPU.
     """
+    if config.training.device != "cpu":
+        raise ConfigError(
+            f"training.device={config.training.device!r}, but layers are profiled on the CPU, and what they cost there tells nothing of "
+            'a GPU; train a few steps and use suggest on that run, or profile with device = "cpu"'
+        )
     batch = config.training.batch_size
     chosen = tuple(sizes) or default_sizes(batch, config.plan.micro_batches)
     for size in chosen:

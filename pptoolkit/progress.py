@@ -1,5 +1,6 @@
 """The progress line of a training run: a live bar on a terminal, a line now and then elsewhere. Torch-free."""
 
+import math
 import sys
 import time
 from types import TracebackType
@@ -54,7 +55,7 @@ class TrainingProgress:
             loss: Mean loss of the batch.
             step_time_s: Wall time of the step, seconds.
             samples: Samples in the batch.
-            bubble_ratio: Idle share of all ranks in the step, in [0, 1].
+            bubble_ratio: Idle share of all ranks in the step, in [0, 1]; not a number where nobody timed the ops.
         """
         self._done += 1
         if not self._shown:
@@ -62,9 +63,8 @@ class TrainingProgress:
         told = self._done in (1, self._steps) or self._done % self._every == 0 or time.monotonic() - self._last_print > 15
         if self._bar is None and not told:
             return
-        numbers = (
-            f"loss {loss:.4f}  {step_time_s * 1e3:.0f} ms/step  {samples / step_time_s:.1f} samples/s  bubble {bubble_ratio * 100:.0f} %"
-        )
+        bubble = "" if math.isnan(bubble_ratio) else f"  bubble {bubble_ratio * 100:.0f} %"
+        numbers = f"loss {loss:.4f}  {step_time_s * 1e3:.0f} ms/step  {samples / step_time_s:.1f} samples/s{bubble}"
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done, numbers=numbers)
         else:

@@ -149,6 +149,13 @@ class Rebalancer:
             series.set("run_info", 1, layout.schedule, str(len(layout.stage_to_rank)), str(layout.micro_batches), layout.plan)
 
 
+def make_rebalancing(asked: AutoRebalance | bool, **named: Any) -> Rebalancing:
+    """Return what was asked for; ``named`` are the arguments of :class:`Rebalancer`."""
+    if not asked:
+        return NoRebalancing()
+    return Rebalancer(asked if isinstance(asked, AutoRebalance) else AutoRebalance(), **named)
+
+
 def check_rebalance(optimisation: Optimisation, *, replicas: int, telemetry: bool, sample_layers_every: int) -> None:
     """Refuse, before a training starts, what auto_rebalance cannot do.
 

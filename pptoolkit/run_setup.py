@@ -101,12 +101,19 @@ class RunSetup:
         assert opened is not None
         return opened
 
-    def share_endpoints(self, run: RunDirectory, telemetry: Telemetry) -> None:
-        """Tell every host where all ranks serve, and run.json on which hosts they are; every rank calls it together."""
+    def share_endpoints(self, run: RunDirectory, telemetry: Telemetry, *, device: str = "cpu", gpus: Sequence[str] = ()) -> None:
+        """Tell every host where all ranks serve, and run.json on which hosts and devices they are; every rank calls it together.
+
+        Args:
+            run: The run directory.
+            telemetry: This rank's.
+            device: Kind of device of all ranks.
+            gpus: UUID of each rank's GPU.
+        """
         gathered: list[Any] = [None] * self._ranks
         dist.all_gather_object(gathered, (socket.gethostname(), telemetry.endpoint))
         if self.keeper:
-            run.update_info(hosts=list(dict.fromkeys(host for host, _ in gathered)))
+            run.update_info(hosts=list(dict.fromkeys(host for host, _ in gathered)), device=device, gpus=list(gpus))
             telemetry.add_peers([endpoint for _, endpoint in gathered if endpoint is not None])
 
     def announce(self, run: RunDirectory, *, steps: int, batch_size: int, tokens_per_sample: int) -> None:

@@ -16,31 +16,31 @@ from pptoolkit.data.order import batches
 from pptoolkit.engine import micro_batch as mb
 from pptoolkit.engine.assembly import assemble
 from pptoolkit.engine.clocks import LinkProbe
+from pptoolkit.engine.device import DeviceSetting
 from pptoolkit.engine.evaluation import mean_loss
 from pptoolkit.engine.garbage import long_lived_objects_spared
 from pptoolkit.engine.layers import Layer, as_layers
 from pptoolkit.engine.loader import BatchSource, BatchStream, open_source
-from pptoolkit.engine.memory import ResidentMemory
+from pptoolkit.engine.memory import memory_in_use
 from pptoolkit.engine.mesh import Mesh
 from pptoolkit.engine.optimisation import Optimisation, OptimizerFactory
 from pptoolkit.engine.pipeline import Pipeline
 from pptoolkit.engine.process_group import World, join, leave
 from pptoolkit.engine.relocation import collect_what_was_left
-from pptoolkit.engine.runtime import LossFunction
-from pptoolkit.engine.step_end import BatchAgreement, StopRequest, agree_on_batch
+from pptoolkit.engine.step_end import BatchAgreement, StopRequest
+from pptoolkit.engine.step_losses import LossFunction
 from pptoolkit.engine.survey import Survey
+from pptoolkit.engine.telemetry_start import start_telemetry
 from pptoolkit.engine.training_step import StepOutcome
-from pptoolkit.errors import DataError
+from pptoolkit.engine.whole_batch import learn_whole_batch
 from pptoolkit.failure import RankFailure, Termination, write_failure
-from pptoolkit.plan import Plan, equal_layer_cuts, fingerprint_layers
+from pptoolkit.plan import Plan, default_plan, fingerprint_layers
 from pptoolkit.planner.rebalance import AutoRebalance
 from pptoolkit.progress import TrainingProgress
-from pptoolkit.rebalance import Build, NoRebalancing, Rebalancer, Rebalancing, check_rebalance
+from pptoolkit.rebalance import check_rebalance, make_rebalancing
 from pptoolkit.run_setup import RunSetup
 from pptoolkit.telemetry import Op, RunDirectory, RunStatus, StepSummary
-from pptoolkit.telemetry.layout import RankLayout
 from pptoolkit.telemetry.process_start import process_start_ns
-from pptoolkit.telemetry.session import Telemetry
 from pptoolkit.telemetry.settings import TelemetrySettings
 
 
@@ -71,12 +71,14 @@ class Trainer:
         auto_rebalance: Cut anew between two steps where that pays; training goes on with the same losses. True: as
             :class:`pptoolkit.AutoRebalance` does by default. ``optimizer`` and ``scheduler`` are then called again for each re-cut.
         progress: Show progress on rank 0.
+        device: Where the ranks compute. ``"cpu"``, the default because it is everywhere, gives the same numbers everywhere and is what
+            this release has been run on; ``"cuda"``: a GPU for each rank; ``"auto"``: GPUs where every rank of each host can have one.
 
     Attributes:
         mesh: Which replica this rank works for: ``mesh.replica`` of ``mesh.replicas``.
 
     Raises:
-        InputError: If plan, layers and number of ranks do not fit each other.
+        InputError: If plan, layers and number of ranks do not fit each other, or the device cannot be had.
     """
 
     def __init__(
@@ -94,10 +96,11 @@ class Trainer:
         auto_rebalance: AutoRebalance | bool = False,
         progress: bool = True,
         link_probe: LinkProbe | None = None,
+        device: DeviceSetting | str = DeviceSetting.CPU,
     ) -> None:
-        self.world: World = join()
+        self.world: World = join(device)
         self.layers = as_layers(layers)
-        self.plan = plan or _default_plan(len(self.layers), self.world.ranks)
+        self.plan = plan or default_plan(len(self.layers), self.world.ranks)
         fingerprint = fingerprint_layers([layer.signature() for layer in self.layers])
         self.plan.check(len(self.layers), fingerprint=fingerprint)
         self.plan = self.plan if self.plan.fingerprint else self.plan.evolve(fingerprint=fingerprint, prediction=self.plan.prediction)
@@ -115,12 +118,12 @@ class Trainer:
             seed=seed,
             accumulation=self.optimisation.accumulation,
         )
-        self.mesh = Mesh.of(self.plan.replicas)
+        self.mesh = Mesh.of(self.plan.replicas, device_type=self.world.device.type)
         self.run = self._setup.open(run, rank=self.world.rank)
-        self.telemetry = Telemetry.start(settings, self.run, RankLayout.from_info(self.run.read_info(), self.world.rank))
+        self.telemetry = start_telemetry(settings, self.run, self.world)
         self._survey = Survey(self.telemetry, interval_s=settings.clocks_s)
         try:
-            self._setup.share_endpoints(self.run, self.telemetry)
+            self._setup.share_endpoints(self.run, self.telemetry, device=self.world.device.type, gpus=self.world.gpus)
             build = partial(
                 assemble,
                 loss=loss,
@@ -128,13 +131,16 @@ class Trainer:
                 settings=self.optimisation,
                 seed=seed,
                 recorder=self.telemetry.recorder,
-                device=torch.device("cpu"),
+                device=self.world.device,
                 mesh=self.mesh,
-                resident_bytes=ResidentMemory().read if self.telemetry.recorder.enabled else lambda: 0,
+                resident_bytes=memory_in_use(self.world.device) if self.telemetry.recorder.enabled else lambda: 0,
             )
             self._training = build(self.layers, self.plan)
-            self._rebalancing = self._make_rebalancing(auto_rebalance, build)
-            self._survey.begin([self.mesh.ranks[rank] for rank in self._setup.schedule.stage_to_rank], link_probe or LinkProbe())
+            self._rebalancing = make_rebalancing(
+                auto_rebalance, run=self.run, setup=self._setup, telemetry=self.telemetry, layers=self.layers, build=build
+            )
+            stage_ranks = [self.mesh.ranks[rank] for rank in self._setup.schedule.stage_to_rank]
+            self._survey.begin(stage_ranks, (link_probe or LinkProbe()) if self.world.device.type == "cpu" else None)
         except BaseException as error:
             self._fail(error)
             raise
@@ -224,7 +230,8 @@ class Trainer:
                 fresh = False
                 with recorder.span(Op.DATA):
                     batch = next(parts, None)
-                agreed = self._agree_on_batch(source, batch)
+                least = self.plan.micro_batches * self.optimisation.accumulation
+                agreed = learn_whole_batch(self._training, source, batch, step=self.step, least=least, recorder=recorder)
                 if agreed.ended or batch is None:
                     ended = f"the data ended after step {self.step} of {steps}: a rank has no batch left, so all ranks stop"
                     break
@@ -233,7 +240,7 @@ class Trainer:
                 self.pipeline.clock.resolve()
                 step_s = recorder.end_step() / 1e9
                 self._tell(source, batch, outcome)
-                bubble = max(0.0, 1 - outcome.compute_s / (self.world.ranks * step_s))
+                bubble = max(1 - outcome.compute_s / (self.world.ranks * step_s), 0.0)  # not a number stays so
                 progress.step(loss=loss, step_time_s=step_s, samples=agreed.samples, bubble_ratio=bubble)
                 if self.step == first:
                     self._setup.share_layer_facts(self.run, [asdict(fact) for fact in self.pipeline.layer_facts()])
@@ -263,40 +270,11 @@ class Trainer:
         collect_what_was_left()
         return True
 
-    def _make_rebalancing(self, asked: AutoRebalance | bool, build: Build) -> Rebalancing:
-        if not asked:
-            return NoRebalancing()
-        settings = asked if isinstance(asked, AutoRebalance) else AutoRebalance()
-        return Rebalancer(settings, run=self.run, setup=self._setup, telemetry=self.telemetry, layers=self.layers, build=build)
-
     def _parts(self, source: BatchSource | BatchStream) -> Iterator[tuple[Any, Any]]:
         """Yield this replica's part of each batch; of a data set by index, for ever, in an order that seed and step decide."""
         if isinstance(source, BatchStream):
             return source.parts()
         return source.parts(batches(source.samples, source.batch_size, seed=self.seed, start_step=self.step, source=source.name))
-
-    def _agree_on_batch(self, source: BatchSource | BatchStream, batch: tuple[Any, Any] | None) -> BatchAgreement:
-        """Learn what the whole batch counts for: by asking the others only where this rank cannot know."""
-        training = self._training
-        samples = mb.batch_size(batch[0]) if batch is not None else 0
-        if isinstance(source, BatchSource) and training.counts_samples:
-            return BatchAgreement(float(source.batch_size), source.batch_size, ended=False, too_small=False)
-        least = self.plan.micro_batches * self.optimisation.accumulation
-        count = (float(samples) if training.counts_samples else training.count(batch[1])) if batch is not None else 0.0
-        speaks = self.mesh.pipeline_rank == 0  # one rank of a replica
-        with self.telemetry.recorder.span(Op.REDUCE):
-            agreed = agree_on_batch(
-                count=count if speaks else 0.0,
-                samples=samples if speaks else 0,
-                ended=batch is None,
-                too_small=batch is not None and samples < least,
-            )
-        if agreed.too_small and not agreed.ended:
-            raise DataError(
-                f"a replica's batch of step {self.step} has fewer samples than its {least} micro-batches "
-                f"(here: {samples} samples); use larger batches or fewer micro-batches"
-            )
-        return agreed
 
     def _one_step(self, batch: tuple[Any, Any], agreed: BatchAgreement, stop: Callable[[], bool]) -> StepOutcome:
         sampled = self.step % self.plan.micro_batches if self._sample_every and self.step % self._sample_every == 0 else -1
@@ -323,7 +301,3 @@ class Trainer:
         atexit.unregister(self.close)  # the other ranks may be gone: nothing may wait for them
         self._setup.fail(self.run, failure)
         self.telemetry.close(self._status)  # last: a collector that is waited for shall read how the run ended
-
-
-def _default_plan(layers: int, ranks: int) -> Plan:
-    return Plan(cuts=equal_layer_cuts(layers, ranks), schedule="1f1b", micro_batches=max(1, 2 * ranks))

@@ -14,6 +14,7 @@ from torch import nn
 
 from pptoolkit.data.order import batches
 from pptoolkit.engine.assembly import assemble
+from pptoolkit.engine.device import DeviceSetting
 from pptoolkit.engine.layers import Layer, as_layers
 from pptoolkit.engine.loader import BatchSource
 from pptoolkit.engine.mesh import Mesh
@@ -21,8 +22,8 @@ from pptoolkit.engine.optimisation import Optimisation, OptimizerFactory, Precis
 from pptoolkit.engine.process_group import join, leave
 from pptoolkit.engine.reference import FLOATS, Reference, State, to_float64
 from pptoolkit.engine.replicas import whole
-from pptoolkit.engine.runtime import LossFunction
 from pptoolkit.engine.step_end import sum_over_ranks
+from pptoolkit.engine.step_losses import LossFunction
 from pptoolkit.engine.training_step import TrainingStep
 from pptoolkit.plan import Plan
 from pptoolkit.telemetry.recorder import NullRecorder
@@ -86,6 +87,7 @@ def verify(
     steps: int = 3,
     seed: int = 0,
     optimisation: Optimisation | None = None,
+    device: DeviceSetting | str = DeviceSetting.CPU,
 ) -> Verification:
     """Compare training under ``plan`` with one process; started with ``torchrun`` like a trainer, the same on every rank.
 
@@ -102,16 +104,17 @@ def verify(
         steps: Steps to train.
         seed: Decides weights, dropout and the order of samples.
         optimisation: Settings of the training.
+        device: As for :class:`pptoolkit.Trainer`. The reference runs there too: dropout draws other numbers on a GPU.
 
     Raises:
         InputError: If plan, model, data and ranks do not fit each other.
     """
-    world = join()
+    world = join(device)
     settings = replace(optimisation or Optimisation(), precision=Precision.FULL, loss_scale=None, compile=False)
     listed = as_layers(copy.deepcopy(layers))
     plan.check(len(listed))
     plan.pipeline_ranks(world.ranks)
-    mesh = Mesh.of(plan.replicas)
+    mesh = Mesh.of(plan.replicas, device_type=world.device.type)
     try:
         source = BatchSource(
             dataset,
@@ -128,14 +131,16 @@ def verify(
             settings=settings,
             seed=seed,
             recorder=NullRecorder(),
-            device=torch.device("cpu"),
+            device=world.device,
             mesh=mesh,
             dtype=FLOATS,
         )
         reference = None
         if world.rank == 0:
             plain = as_layers(copy.deepcopy(layers))
-            reference = Reference(plain, plan, loss=loss, optimizer=optimizer, settings=settings, seed=seed, source=source)
+            reference = Reference(
+                plain, plan, loss=loss, optimizer=optimizer, settings=settings, seed=seed, source=source, device=world.device
+            )
         return _compare(training, reference, source, steps=steps, seed=seed, names=[layer.name for layer in listed])
     finally:
         leave(world)
@@ -153,7 +158,7 @@ def _compare(
         count = training.count(inputs if training.counts_samples else targets) if training.pipeline.mesh.pipeline_rank == 0 else 0.0
         (total,) = sum_over_ranks(count)
         outcome = training.run(inputs, targets, step=step, total=total)
-        own = {name: whole(p.detach()).clone() for name, p in training.pipeline.named_parameters().items()}
+        own = {name: whole(p.detach()).clone().cpu() for name, p in training.pipeline.named_parameters().items()}
         gradients, parameters = _gather(seen.last), _gather(own)
         if reference is not None:
             tally.add(step, outcome.loss, gradients, parameters, reference.step(indices, step))
@@ -172,7 +177,7 @@ class _Gradients:
 
     def _note(self) -> None:
         named = self._training.pipeline.named_parameters()
-        self.last = {name: whole(p.grad).clone() for name, p in named.items() if p.grad is not None}
+        self.last = {name: whole(p.grad).clone().cpu() for name, p in named.items() if p.grad is not None}
 
 
 def _gather(own: State) -> State:

@@ -8,6 +8,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from pptoolkit.config import RunConfig
 from pptoolkit.engine.compiled import check_compile
+from pptoolkit.engine.device import Accelerators, check_launch
 from pptoolkit.errors import TrainingError
 from pptoolkit.failure import read_failures
 from pptoolkit.job import make_job, make_plan
@@ -34,6 +35,7 @@ def verify_job(config: RunConfig, *, plan: Plan | None = None, ranks: int | None
     job = make_job(config)
     checked = make_plan(job, config, plan=plan, ranks=ranks)
     count = ranks or checked.stages * checked.replicas
+    check_launch(config.training.device, ranks=count, there=Accelerators.visible())
     schedule = build_schedule(
         checked.schedule, ranks=checked.pipeline_ranks(count), stages=checked.stages, micro_batches=checked.micro_batches
     )

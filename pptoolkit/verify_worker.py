@@ -43,6 +43,7 @@ def _verify(folder: Path) -> dict[str, object]:
         steps=request["steps"],
         seed=config.training.seed,
         optimisation=make_optimisation(config),
+        device=config.training.device,
     )
     return found.to_dict()
 

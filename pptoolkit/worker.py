@@ -53,6 +53,7 @@ def _train(run: RunDirectory) -> None:
         telemetry=telemetry,
         sample_layers_every=config.telemetry.sample_layers_every,
         auto_rebalance=AutoRebalance(every=config.plan.rebalance_every) if config.plan.auto_rebalance else False,
+        device=config.training.device,
     ) as trainer:
         if trainer.world.rank == 0 and trainer.telemetry.metrics_url is not None:
             print(f"  metrics: {trainer.telemetry.metrics_url} (rank 0; every rank: {run.discovery_path})", flush=True)

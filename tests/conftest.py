@@ -19,10 +19,23 @@ _KEPT_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"})
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give slow tests more time; the others have the limit of pyproject.toml."""
+    """Give slow tests more time, the others have the limit of pyproject.toml; skip those that need more GPUs than there are."""
     for item in items:
+        gpu = item.get_closest_marker("gpu")
+        if gpu is not None and (missing := _missing_gpus(*gpu.args)):
+            item.add_marker(pytest.mark.skip(reason=missing))
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(_SLOW_TIMEOUT_S))
+
+
+def _missing_gpus(wanted: int = 1) -> str:
+    """Say what is missing; torch is imported only where a test asks."""
+    import torch
+
+    if torch.version.cuda is None:
+        return f"needs {wanted} CUDA device{'s' if wanted > 1 else ''}; this torch ({torch.__version__}) is built without CUDA"
+    there = torch.cuda.device_count()
+    return f"needs {wanted} CUDA device{'s' if wanted > 1 else ''}; torch sees {there}" if there < wanted else ""
 
 
 @pytest.fixture(scope="session", autouse=True)

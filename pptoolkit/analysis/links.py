@@ -18,7 +18,7 @@ import pandas as pd
 from pptoolkit.analysis.grouping import duration_s, groups_of
 from pptoolkit.analysis.statistics import Interval, interval_of
 from pptoolkit.analysis.steps import SteadySteps
-from pptoolkit.telemetry.events import Op
+from pptoolkit.telemetry.events import Flag, Op
 from pptoolkit.telemetry.links import RELIABLE_UNCERTAINTIES, saw_arrival
 
 _KEY = ["replica", "step", "micro_batch", "src_stage", "dst_stage"]
@@ -36,7 +36,7 @@ class LinkMeasure:
         throughput: Bytes per second over those samples; None as above.
         wait_s_per_step: Mean seconds a step that the receiver waits for the sender, all replicas summed.
         samples: Blocked receives above the clock's uncertainty.
-        unreliable: Blocked receives that the clock's uncertainty drowns.
+        unreliable: Blocked receives that the clock's uncertainty drowns, and those whose transfer nobody timed, as on GPUs.
         unblocked: Receives whose tensor was there before.
         probe_bytes_per_second: Throughput of the idle link before the first step; None without a probe.
         probe_s: Seconds that a probe message took; None without a probe.
@@ -91,7 +91,7 @@ def pair_messages(events: pd.DataFrame, *, uncertainty_ns: Mapping[int, int]) ->
         events,
         Op.RECV,
         {"peer": "src_stage", "stage": "dst_stage", "rank": "dst_rank", "start_ns": "recv_start_ns", "end_ns": "recv_end_ns"},
-        ["bytes"],
+        ["bytes", "flags"],
     ).rename(columns={"bytes": "recv_bytes"})
     posts = _ends(events, Op.RECV_POST, {"peer": "src_stage", "stage": "dst_stage", "start_ns": "post_ns"}, [])
     pairs = sends.merge(receives, on=_KEY, how="inner").merge(posts, on=_KEY, how="left")
@@ -106,7 +106,8 @@ def pair_messages(events: pd.DataFrame, *, uncertainty_ns: Mapping[int, int]) ->
     known_ns = {0: 0.0, **{rank: float(ns) for rank, ns in uncertainty_ns.items()}}
     unsure_ns = sum(pairs[end].map(known_ns).fillna(np.inf) for end in ("src_rank", "dst_rank"))
     took_ns = pairs["transfer_s"] * 1e9
-    pairs["reliable"] = pairs["blocked"] & (took_ns > 0) & (took_ns >= RELIABLE_UNCERTAINTIES * unsure_ns)
+    seen = (pairs.pop("flags") & int(Flag.TRANSFER_UNSEEN)) == 0
+    pairs["reliable"] = pairs["blocked"] & seen & (took_ns > 0) & (took_ns >= RELIABLE_UNCERTAINTIES * unsure_ns)
     return pairs
 
 

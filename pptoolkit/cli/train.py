@@ -22,11 +22,14 @@ def train(
     run: Annotated[Path | None, typer.Option(help="Run directory; default: runs/<job name>, numbered when taken.")] = None,
     steps: Annotated[int | None, typer.Option(help="Train so many steps instead of the job file's number.")] = None,
     auto_rebalance: Annotated[bool, typer.Option("--auto-rebalance", help="Cut anew while training, where that pays.")] = False,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or auto: where to train, instead of the job file's device.")] = None,
 ) -> int:
     """Train a job on this machine with telemetry, and leave a run directory behind."""
     job = RunConfig.load(config)
     if steps is not None:
         job = RunConfig.from_dict({**job.model_dump(), "training": {**job.training.model_dump(), "steps": steps}}, where="--steps")
+    if device is not None:
+        job = RunConfig.from_dict({**job.model_dump(), "training": {**job.training.model_dump(), "device": device}}, where="--device")
     if auto_rebalance:
         job = job.model_copy(update={"plan": job.plan.model_copy(update={"auto_rebalance": True})})
     outcome = train_job(

@@ -15,7 +15,7 @@ from pptoolkit.engine.pipeline import Pipeline
 from pptoolkit.engine.precision import check_precision, compute_in, compute_type
 from pptoolkit.engine.recompute import recompute_layer
 from pptoolkit.engine.replicas import Replicas, ShardedReplicas, WholeReplicas
-from pptoolkit.engine.runtime import LossFunction
+from pptoolkit.engine.step_losses import LossFunction
 from pptoolkit.engine.training_step import TrainingStep
 from pptoolkit.engine.update import Update
 from pptoolkit.errors import ConfigError

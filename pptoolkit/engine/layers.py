@@ -58,7 +58,8 @@ class Layer:
         if seed is None:
             module = self.factory(*self.args, **self.kwargs)
         else:
-            with torch.random.fork_rng():
+            # Built on the host, wherever it will run: the same seed gives the same weights on every device.
+            with torch.random.fork_rng(devices=_devices_in_use()):
                 torch.manual_seed(layer_seed(seed, self.name))
                 module = self.factory(*self.args, **self.kwargs)
         if not isinstance(module, nn.Module):
@@ -123,6 +124,11 @@ def weights_digest(modules: Iterable[nn.Module]) -> int:
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return int.from_bytes(digest.digest(), "big") >> 1
+
+
+def _devices_in_use() -> list[int]:
+    """Return the GPU whose random state seeding would change: this process's own. torch would take all of the machine's, and warn."""
+    return [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
 
 
 def _as_layer(index: int, entry: Layer | nn.Module) -> Layer:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from pptoolkit.engine import micro_batch as mb
-from pptoolkit.engine.runtime import LossFunction
+from pptoolkit.engine.step_losses import LossFunction
 from pptoolkit.errors import ConfigError
 
 
@@ -15,7 +15,7 @@ class WeightedLoss:
     """A mean over something else than samples, e.g. over the tokens that are not padding.
 
     The step's loss is then the mean over the whole batch (all micro-batches, accumulated steps and replicas), however
-    unequal their shares are. A micro-batch with nothing to count adds nothing, instead of a NaN.
+    unequal their shares are. A micro-batch with nothing to count adds nothing, instead of a NaN: its loss is not asked for.
 
     Args:
         loss: ``loss(output, target)``: the mean over what ``weight`` counts in the target.
@@ -60,15 +60,6 @@ class MicroBatchLoss:
 
     def __call__(self, output: Any, target: Any) -> torch.Tensor:
         with self._compute_type():
-            if self._weight is not None and self.count(target) == 0:
-                return nothing_to_learn(output)
             loss = self._loss(output, target)
         # The scale of a float16 loss would overflow at once.
         return loss.float() if isinstance(loss, torch.Tensor) and loss.dtype in (torch.float16, torch.bfloat16) else loss
-
-
-def nothing_to_learn(output: Any) -> torch.Tensor:
-    """Return a loss of 0 whose gradients are 0: a mean over nothing would be NaN, and so would every gradient."""
-    outputs = output if isinstance(output, tuple | list) else (output,)
-    parts = [(t.nan_to_num(0.0, 0.0, 0.0) * 0).sum() for t in outputs if isinstance(t, torch.Tensor) and t.is_floating_point()]
-    return torch.stack(parts).sum()

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from pptoolkit.errors import PlanError
 
 _REPLICA, _PIPELINE = "replica", "pipeline"
-_MESHES: WeakKeyDictionary[Any, dict[int, DeviceMesh]] = WeakKeyDictionary()  # by process group
+_MESHES: WeakKeyDictionary[Any, dict[tuple[int, str], DeviceMesh]] = WeakKeyDictionary()  # by process group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +33,12 @@ class Mesh:
     device_mesh: DeviceMesh | None
 
     @classmethod
-    def of(cls, replicas: int) -> "Mesh":
+    def of(cls, replicas: int, *, device_type: str = "cpu") -> "Mesh":
         """Lay the ranks of the process group out as ``replicas`` pipelines; every rank calls it together.
+
+        Args:
+            replicas: Number of pipelines.
+            device_type: Where the ranks compute: ``"cpu"`` or ``"cuda"``; sharded parameters live there.
 
         Raises:
             PlanError: If the replicas do not divide the ranks.
@@ -43,7 +47,7 @@ class Mesh:
         if ranks % replicas:
             raise PlanError(f"replicas={replicas} do not divide {ranks} ranks; start a multiple of {replicas} ranks")
         length = ranks // replicas
-        mesh = _device_mesh(replicas, length) if replicas > 1 else None
+        mesh = _device_mesh(replicas, length, device_type) if replicas > 1 else None
         return cls(replica=rank // length, replicas=replicas, pipeline_rank=rank % length, pipeline_ranks=length, device_mesh=mesh)
 
     @property
@@ -68,9 +72,9 @@ class Mesh:
         return self.device_mesh[_REPLICA] if self.device_mesh is not None else None
 
 
-def _device_mesh(replicas: int, length: int) -> DeviceMesh:
+def _device_mesh(replicas: int, length: int, device_type: str) -> DeviceMesh:
     """Return the mesh of this process group, made once: its groups end with it, and torch remembers groups by their name."""
     meshes = _MESHES.setdefault(dist.group.WORLD, {})
-    if replicas not in meshes:
-        meshes[replicas] = init_device_mesh("cpu", (replicas, length), mesh_dim_names=(_REPLICA, _PIPELINE))
-    return meshes[replicas]
+    if (replicas, device_type) not in meshes:
+        meshes[replicas, device_type] = init_device_mesh(device_type, (replicas, length), mesh_dim_names=(_REPLICA, _PIPELINE))
+    return meshes[replicas, device_type]

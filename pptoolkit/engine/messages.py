@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from pptoolkit.engine.routes import Route, Routes
 from pptoolkit.engine.stage import PooledStage
 from pptoolkit.errors import PeerLostError
 from pptoolkit.schedule import Action, ActionKind, Schedule
@@ -28,7 +29,8 @@ class Message:
         action: What the schedule calls it.
         stage: This rank's stage that it leaves or reaches.
         peer_stage: The stage at the other end.
-        peer: Rank of the other end in the pipeline's group.
+        peer: Rank of the other end in the pipeline.
+        route: How it gets there.
         forward: Whether activations travel, and not gradients.
 
     Attributes:
@@ -44,6 +46,7 @@ class Message:
     stage: PooledStage
     peer_stage: int
     peer: int
+    route: Route
     forward: bool
     works: list[dist.Work] | None = field(default=None, init=False)
     tensors: Sequence[torch.Tensor] = field(default=(), init=False)
@@ -80,16 +83,20 @@ class Messages:
         rank: This rank in the pipeline.
         group_ranks: Global rank of each pipeline rank.
         recorder: Where events go.
+        routes: How the other ranks are reached.
     """
 
     def __init__(
-        self, stages: Mapping[int, PooledStage], schedule: Schedule, *, rank: int, group_ranks: Sequence[int], recorder: Recorder
+        self,
+        stages: Mapping[int, PooledStage],
+        schedule: Schedule,
+        *,
+        rank: int,
+        group_ranks: Sequence[int],
+        recorder: Recorder,
+        routes: Routes,
     ) -> None:
-        self._recorder, self._rank, self._group_ranks = recorder, group_ranks[rank], group_ranks
-        # Its own calls, not those of torch.distributed: these look up again at every message what never changes.
-        group: dist.ProcessGroup | None = next(iter(stages.values())).group or dist.group.WORLD
-        assert group is not None, "the process group is made before the pipeline"
-        self._group = group
+        self._recorder, self._rank, self._group_ranks, self._routes = recorder, group_ranks[rank], group_ranks, routes
         self._messages: dict[Action, Message] = {}
         self._over: dict[Action, list[Message]] = {}  # by compute action: sends that are over once it has its input
         for action in schedule.orders[rank]:
@@ -111,9 +118,10 @@ class Messages:
 
     def post(self, message: Message) -> None:
         """Say that ``message`` may come."""
-        action, stage, peer = message.action, message.stage, message.peer
+        action, stage = message.action, message.stage
+        group, peer = message.route
         buffers = stage.buffers_for_activation(action.micro_batch) if message.forward else stage.buffers_for_gradient(action.micro_batch)
-        message.works = self._start(message, buffers, lambda t: self._group.recv([t], peer, _TAG))
+        message.works = self._start(message, buffers, lambda t: group.recv([t], peer, _TAG))
         message.waited, message.posted_ns = None, time.monotonic_ns() if message.works else 0
 
     def wait(self, message: Message) -> None:
@@ -132,11 +140,13 @@ class Messages:
 
     def send(self, message: Message) -> None:
         """Send what a compute action left for another rank, without waiting for it to arrive."""
-        stage, action, peer = message.stage, message.action, message.peer
+        stage, action = message.stage, message.action
+        # The group's own calls, not those of torch.distributed: these look up again at every message what never changes.
+        group, peer = message.route
         own = stage.activations(action.micro_batch) if message.forward else stage.gradients_to_send(action.micro_batch)
         tensors = [t if t.is_contiguous() else t.contiguous() for t in own]
         start = time.monotonic_ns()
-        message.works = self._start(message, tensors, lambda t: self._group.send([t], peer, _TAG))
+        message.works = self._start(message, tensors, lambda t: group.send([t], peer, _TAG))
         message.tensors, message.sent = tensors, (start, time.monotonic_ns()) if message.works else None
 
     def conclude(self, message: Message, *, known_over: bool = False) -> None:
@@ -165,7 +175,9 @@ class Messages:
         forward = action.kind in _FORWARD
         sends = action.kind in (ActionKind.SEND_ACTIVATION, ActionKind.SEND_GRADIENT)
         peer_stage = action.stage + (1 if forward == sends else -1)
-        return Message(action, stages[action.stage], peer_stage, schedule.stage_to_rank[peer_stage], forward)
+        peer = schedule.stage_to_rank[peer_stage]
+        route = self._routes.sending_to(peer) if sends else self._routes.receiving_from(peer)
+        return Message(action, stages[action.stage], peer_stage, peer, route, forward)
 
     def _start(
         self, message: Message, tensors: Sequence[torch.Tensor], transfer: Callable[[torch.Tensor], dist.Work | None]

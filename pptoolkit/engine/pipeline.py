@@ -1,8 +1,6 @@
 """The pipeline on this rank: its stages built, its shapes known, one call a step."""
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,13 +8,16 @@ from torch import nn
 
 from pptoolkit.engine import micro_batch as mb
 from pptoolkit.engine.device_clock import make_device_clock
+from pptoolkit.engine.layer_facts import LayerFact, layer_facts, warn_of_batch_norm
 from pptoolkit.engine.layers import Layer
 from pptoolkit.engine.mesh import Mesh
 from pptoolkit.engine.randomness import LayerSeeder
-from pptoolkit.engine.runtime import BeforeLast, InstrumentedRuntime, LossFunction
+from pptoolkit.engine.routes import make_routes
+from pptoolkit.engine.runtime import BeforeLast, InstrumentedRuntime
 from pptoolkit.engine.shape_book import ShapeBook
 from pptoolkit.engine.stage import PooledStage
 from pptoolkit.engine.stage_module import StageModule
+from pptoolkit.engine.step_losses import LossFunction, PassLoss
 from pptoolkit.engine.ties import TiedParameters
 from pptoolkit.engine.wiring import Wiring
 from pptoolkit.errors import PlanError
@@ -25,17 +26,7 @@ from pptoolkit.schedule import FORWARD_ONLY, Schedule, build_schedule, forward_s
 from pptoolkit.telemetry.events import Op
 from pptoolkit.telemetry.recorder import Recorder
 
-
-@dataclass(frozen=True, slots=True)
-class LayerFact:
-    """What is known of a layer before it runs, in bytes per micro-batch of the first shape seen."""
-
-    index: int
-    name: str
-    parameters: int
-    parameter_bytes: int
-    activation_bytes: int  # kept for the backward pass
-    boundary_bytes: int  # handed to the next layer
+_HOST = torch.device("cpu")
 
 
 class Pipeline:
@@ -95,6 +86,11 @@ class Pipeline:
         }
         self._loss, self._recorder, self._resident_bytes = loss, recorder, resident_bytes
         self.clock = make_device_clock(device, recorder)
+        self._routes = make_routes(self.mesh, self.schedule.stage_to_rank, device)
+        # A batch is the same on every rank, and goes to the devices that read it.
+        reads = self.owns_first or any(stage.module.batch_inputs for stage in self.stages.values())
+        self._input_device = device if reads else _HOST
+        self._target_device = device if self.owns_last else _HOST
         self._train = self._runtime(self.schedule)
         self._forward_only: dict[int, InstrumentedRuntime] = {}  # by number of micro-batches
         modules = {index: stage.module for index, stage in self.stages.items()}
@@ -106,7 +102,7 @@ class Pipeline:
             device=device,
             group=self.mesh.pipeline_group,
         )
-        _warn_of_batch_norm(modules.values(), plan.micro_batches)
+        warn_of_batch_norm(modules.values(), plan.micro_batches, stacklevel=2)
 
     @property
     def owns_first(self) -> bool:
@@ -122,7 +118,7 @@ class Pipeline:
 
     @property
     def compute_s(self) -> float:
-        """Time that this rank spent computing in the last training step."""
+        """Time that this rank spent computing in the last pass, as the host saw it: on a GPU, only what issuing it took."""
         return self._train.compute_ns / 1e9
 
     def parameters(self) -> list[nn.Parameter]:
@@ -170,7 +166,7 @@ class Pipeline:
     def reduce_ties(self) -> None:
         """Sum the gradients of tied parameters over the ranks; once before each optimizer step, on every rank."""
         if self._wiring.ties:
-            with self._recorder.span(Op.REDUCE) as span:
+            with self.clock.span(Op.REDUCE) as span:
                 span.bytes = self._ties.reduce()
 
     def forget_shapes(self) -> None:
@@ -189,6 +185,22 @@ class Pipeline:
         accumulates: bool = False,
         before_last: BeforeLast | None = None,
     ) -> float:
+        """As :meth:`run_pass`; return the sum of the weighted losses on the rank of the last stage, else 0."""
+        named: dict[str, Any] = {"first_micro_batch": first_micro_batch, "accumulates": accumulates, "before_last": before_last}
+        return self.run_pass(inputs, targets, step=step, sampled=sampled, weights=weights, **named).read()
+
+    def run_pass(
+        self,
+        inputs: Any,
+        targets: Any,
+        *,
+        step: int,
+        sampled: int = -1,
+        weights: Sequence[float] | None = None,
+        first_micro_batch: int = 0,
+        accumulates: bool = False,
+        before_last: BeforeLast | None = None,
+    ) -> PassLoss:
         """Run forward and backward of one batch; gradients of its weighted loss are added to the parameters'.
 
         Args:
@@ -203,7 +215,7 @@ class Pipeline:
             before_last: As in :meth:`InstrumentedRuntime.run_step`.
 
         Returns:
-            The sum of the weighted losses on the rank of the last stage, else 0.
+            The weighted losses on the rank of the last stage, else none.
         """
         count = self.schedule.micro_batches
         self._recorder.first_micro_batch = first_micro_batch
@@ -231,30 +243,16 @@ class Pipeline:
             module.eval()
         try:
             with torch.no_grad():
-                return self._run(self._forward_only[count], count, inputs, targets, step=step, sampled=-1, weights=weights, train=False)
+                share = self._run(self._forward_only[count], count, inputs, targets, step=step, sampled=-1, weights=weights, train=False)
+                self.clock.resolve()
+                return share.read()
         finally:
             for layer, was_training in training:
                 layer.training = was_training
 
     def layer_facts(self) -> list[LayerFact]:
         """Return the facts of this rank's layers; the bytes are 0 until a step has run."""
-        shapes = self._shapes.first
-        facts = []
-        for stage_index, stage in self.stages.items():
-            known = shapes.get(stage_index)
-            for offset, (name, module) in enumerate(zip(stage.module.names, stage.module.layers, strict=True)):
-                parameters = list(module.parameters())
-                facts.append(
-                    LayerFact(
-                        stage.module.first + offset,
-                        name,
-                        sum(p.numel() for p in parameters),
-                        sum(p.numel() * p.element_size() for p in parameters),
-                        known.layer_saved_bytes[offset] if known else 0,
-                        known.layer_output_bytes[offset] if known else 0,
-                    )
-                )
-        return facts
+        return layer_facts({index: stage.module for index, stage in self.stages.items()}, self._shapes.first)
 
     def _runtime(self, schedule: Schedule) -> InstrumentedRuntime:
         return InstrumentedRuntime(
@@ -265,6 +263,7 @@ class Pipeline:
             recorder=self._recorder,
             resident_bytes=self._resident_bytes,
             clock=self.clock,
+            routes=self._routes,
         )
 
     def _run(
@@ -279,9 +278,9 @@ class Pipeline:
         weights: Sequence[float] | None,
         train: bool = True,
         before_last: BeforeLast | None = None,
-    ) -> float:
-        parts = mb.split(mb.to_device(inputs, self.device), count)
-        target_parts = mb.split(mb.to_device(targets, self.device), count)
+    ) -> PassLoss:
+        parts = mb.split(mb.to_device(inputs, self._input_device), count)
+        target_parts = mb.split(mb.to_device(targets, self._target_device), count)
         arguments, named = zip(*(self._wiring.split_inputs(part) for part in parts), strict=True)
         self._shapes.check_frozen()
         shapes = [self._shapes.look_up(args, names, train=train) for args, names in zip(arguments, named, strict=True)]
@@ -310,20 +309,3 @@ class Pipeline:
         for stage in self.stages.values():
             for name, tensor in stage.module.global_state().items():
                 yield self.owner_name(name), tensor
-
-
-def _warn_of_batch_norm(modules: Iterable[StageModule], micro_batches: int) -> None:
-    """Say once which rule holds, where it differs from training on the whole batch."""
-    names = [
-        name
-        for module in modules
-        for name, layer in zip(module.names, module.layers, strict=True)
-        if any(isinstance(part, nn.modules.batchnorm._BatchNorm) and part.track_running_stats for part in layer.modules())
-    ]
-    if names and micro_batches > 1:
-        warnings.warn(
-            f"batch normalisation in {', '.join(names[:3])}{' and others' if len(names) > 3 else ''} sees one micro-batch at a time, in "
-            f"the order of the schedule: its statistics are those of {micro_batches} smaller batches, not of the whole one; "
-            "use a layer or group norm if that matters",
-            stacklevel=3,
-        )

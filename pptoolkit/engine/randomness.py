@@ -5,8 +5,9 @@ gives the same run under every cut, schedule and number of stages.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -61,18 +62,16 @@ class LayerSeeder:
         self._replica = replica
         self._device = device
         self.first_micro_batch = 0
+        self.start: Callable[[int], object] = torch.default_generator.manual_seed
+        """Let the next layer draw under one of :meth:`seeds`."""
+        if device.type == "cuda":
+            self.start = partial(_seed_both, torch.default_generator, _generator_of(device))
 
     def seeds(self, step: int, micro_batches: range) -> list[list[int]]:
         """Return for each micro-batch of a step the seeds under which the stage's layers draw."""
         first = self.first_micro_batch
         shifted = range(first + micro_batches.start, first + micro_batches.stop)
         return draw_seeds(self._bases, step=step, micro_batches=shifted, replica=self._replica)
-
-    def start(self, seed: int) -> None:
-        """Let the next layer draw under one of :meth:`seeds`."""
-        torch.default_generator.manual_seed(seed)
-        if self._device.type == "cuda":
-            torch.cuda.manual_seed(seed)
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
@@ -85,6 +84,17 @@ class LayerSeeder:
             torch.default_generator.set_state(state)
             if device_state is not None:
                 torch.cuda.set_rng_state(device_state, self._device)
+
+
+def _generator_of(device: torch.device) -> torch.Generator:
+    torch.cuda.init()
+    return torch.cuda.default_generators[device.index if device.index is not None else torch.cuda.current_device()]
+
+
+def _seed_both(host: torch.Generator, device: torch.Generator, seed: int) -> None:
+    """A layer on a GPU may still draw on the host."""
+    host.manual_seed(seed)
+    device.manual_seed(seed)
 
 
 _Seeds = dict[int, list[list[int]]]  # by stage and micro-batch, one a layer

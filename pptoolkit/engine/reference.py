@@ -17,7 +17,7 @@ from pptoolkit.engine.loss import MicroBatchLoss
 from pptoolkit.engine.optimisation import Optimisation, OptimizerFactory, fits
 from pptoolkit.engine.randomness import LayerSeeder
 from pptoolkit.engine.replicas import running_statistics
-from pptoolkit.engine.runtime import LossFunction
+from pptoolkit.engine.step_losses import LossFunction, nothing_to_learn
 from pptoolkit.engine.update import parameter_groups
 from pptoolkit.engine.wiring import Wiring
 from pptoolkit.plan import Plan
@@ -39,10 +39,11 @@ class Reference:
         settings: Optimisation,
         seed: int,
         source: BatchSource,
+        device: torch.device,
     ) -> None:
-        self._layers = [layer.build(seed).to(FLOATS) for layer in layers]
+        self._layers = [layer.build(seed).to(device, FLOATS) for layer in layers]
         self._names = [layer.name for layer in layers]
-        self._plan, self._settings, self._seed, self._source = plan, settings, seed, source
+        self._plan, self._settings, self._seed, self._source, self._device = plan, settings, seed, source, device
         self._loss = MicroBatchLoss(loss, nullcontext)
         self._wiring = Wiring.of(layers)
         for tie in self._wiring.ties:
@@ -74,9 +75,9 @@ class Reference:
                 if owner == replica:
                     loss += self._run(inputs, targets, count / total if total else 0.0, step=step, micro_batch=micro_batch, replica=replica)
         self._end_replicas()
-        gradients = {name: p.grad.clone() for name, p in self.parameters.items() if p.grad is not None}
+        gradients = {name: p.grad.clone().cpu() for name, p in self.parameters.items() if p.grad is not None}
         self._take_step(step)
-        return loss, gradients, {name: p.detach().clone() for name, p in self.parameters.items()}
+        return loss, gradients, {name: p.detach().clone().cpu() for name, p in self.parameters.items()}
 
     def _micro_batches(self, indices: Sequence[int] | Any) -> Iterable[tuple[int, int, Any, Any, float]]:
         """Yield (replica, micro-batch, inputs, targets, what it counts for) of one step."""
@@ -88,11 +89,12 @@ class Reference:
             number_in_step = 0
             for xs, ys in passes:
                 for x, y in zip(mb.split(xs, self._plan.micro_batches), mb.split(ys, self._plan.micro_batches), strict=True):
-                    yield replica, number_in_step, x, y, self._loss.count(x if self._loss.counts_samples else y)
+                    count = self._loss.count(x if self._loss.counts_samples else y)
+                    yield replica, number_in_step, mb.to_device(x, self._device), mb.to_device(y, self._device), count
                     number_in_step += 1
 
     def _run(self, inputs: Any, targets: Any, weight: float, *, step: int, micro_batch: int, replica: int) -> float:
-        seeder = LayerSeeder(self._seed, self._names, replica, torch.device("cpu"))
+        seeder = LayerSeeder(self._seed, self._names, replica, self._device)
         value: Any
         value, named = self._wiring.split_inputs(inputs)
         (seeds,) = seeder.seeds(step, range(micro_batch, micro_batch + 1))
@@ -103,7 +105,7 @@ class Reference:
                 value = layer(*value, **taken) if isinstance(value, tuple) else layer(value, **taken)
                 if self._wiring.provides[index]:
                     named[self._wiring.provides[index]] = value
-        loss = self._loss(value, targets) * weight
+        loss = (self._loss(value, targets) if weight else nothing_to_learn(value)) * weight
         loss.backward()
         return loss.item()
 

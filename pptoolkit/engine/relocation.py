@@ -51,7 +51,7 @@ class Relocated:
 class _Holdings:
     """What one rank has before the move; without the tensors it is small and goes to every rank."""
 
-    shapes: dict[Key, tuple[torch.Size, torch.dtype]]
+    shapes: dict[Key, tuple[torch.Size, torch.dtype, str]]  # and the kind of device: optimizers keep some of their state on the host
     entries: dict[str, dict[str, Any]]  # of the optimizer's state, what is no tensor
     options: dict[str, dict[str, Any]]
     modes: dict[str, list[bool]]  # of each layer's modules: training or not
@@ -148,7 +148,7 @@ def _holdings(before: TrainingStep, had: Mapping[str, torch.Tensor], *, wanted: 
     update, layers = before.update, before.pipeline.named_layers()
     entries = {name: {k: v for k, v in state.items() if not _is_tensor(v)} for name, state in update.named_state().items()}
     return _Holdings(
-        shapes={key: (tensor.shape, tensor.dtype) for key, tensor in _sources(before, had).items()},
+        shapes={key: (tensor.shape, tensor.dtype, tensor.device.type) for key, tensor in _sources(before, had).items()},
         entries=entries,
         options=update.named_options(),
         modes={name: [module.training for module in layer.modules()] for name, layer in layers.items()},
@@ -190,13 +190,13 @@ def _exchange(mine: Mapping[Key, torch.Tensor], holdings: Sequence[_Holdings], m
     moved_bytes = 0
     for key in sorted(holder):
         source = holder[key]
-        shape, dtype = holdings[source].shapes[key]
+        shape, dtype, kind = holdings[source].shapes[key]
         for target in (rank for rank, other in enumerate(holdings) if key[0] in other.wanted):
             moved_bytes += shape.numel() * dtype.itemsize
             if mesh.pipeline_rank == source:
                 dist.send(mine[key].contiguous(), dst=mesh.ranks[target], group=mesh.pipeline_group)
             elif mesh.pipeline_rank == target:
-                received[key] = torch.empty(shape, dtype=dtype)
+                received[key] = torch.empty(shape, dtype=dtype, device=kind)  # of a GPU, this process's own
                 dist.recv(received[key], src=mesh.ranks[source], group=mesh.pipeline_group)
     return received, moved_bytes
 

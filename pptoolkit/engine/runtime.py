@@ -7,17 +7,18 @@ next bubble; and torch's own walk through the list, which wraps each action in a
 profiler listens.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from pptoolkit.engine.device_clock import DeviceClock, HostClock
-from pptoolkit.engine.messages import Message, Messages
+from pptoolkit.engine.layer_marks import LayerMarks
+from pptoolkit.engine.messages import Message
 from pptoolkit.engine.planned import OPS, ComputeTimer, Planned
 from pptoolkit.engine.randomness import StepSeeds
+from pptoolkit.engine.routes import Routes, SharedRoutes
 from pptoolkit.engine.stage import PooledStage
-from pptoolkit.engine.stage_module import LayerMarks
+from pptoolkit.engine.step_losses import LossFunction, PassLoss, StepLosses
+from pptoolkit.engine.stream_messages import make_messages
 from pptoolkit.engine.torch_private import (
     ComputationType,
     PipelineContext,
@@ -33,7 +34,6 @@ from pptoolkit.telemetry.recorder import LONG_WAIT_NS, Recorder
 
 _SAMPLED = int(Flag.SAMPLED)  # as a number: combining enum members costs more than recording an event
 _SENDS = (ActionKind.SEND_ACTIVATION, ActionKind.SEND_GRADIENT)
-LossFunction = Callable[[Any, Any], torch.Tensor]
 BeforeLast = Callable[[float, float], None]
 Perform = Callable[[PipelineContext], None]
 _OLDEST_NOTE_NS = 500_000_000
@@ -51,6 +51,7 @@ class InstrumentedRuntime(ScheduleRuntime):
         recorder: Where events go.
         resident_bytes: Cheap reading of the process's memory, noted with each compute op.
         clock: Times the compute ops; default: the host's.
+        routes: How the other ranks are reached; default: over the stages' own group.
     """
 
     def __init__(
@@ -63,21 +64,28 @@ class InstrumentedRuntime(ScheduleRuntime):
         recorder: Recorder,
         resident_bytes: Callable[[], int],
         clock: DeviceClock | None = None,
+        routes: Routes | None = None,
     ) -> None:
         super().__init__(list(stages), schedule.micro_batches, loss_fn=loss, scale_grads=False)  # type: ignore[no-untyped-call]
         quiet_runtime_log()
         self._by_index = {stage.stage_index: stage for stage in stages}
-        self._schedule, self._loss = schedule, loss
+        self._schedule = schedule
         self._rank = group_ranks[self.rank]
         self._recorder = recorder
         self._clock = clock if clock is not None else HostClock(recorder)
         self._resident_bytes = resident_bytes
-        self._messages = Messages(self._by_index, schedule, rank=self.rank, group_ranks=group_ranks, recorder=recorder)
-        self._losses: dict[int, torch.Tensor] = {}
-        self._loss_gradients: dict[tuple[float, torch.Size, torch.dtype], torch.Tensor] = {}
+        self._messages = make_messages(
+            self._by_index,
+            schedule,
+            rank=self.rank,
+            group_ranks=group_ranks,
+            recorder=recorder,
+            routes=routes or SharedRoutes(stages[0].group),
+            clock=self._clock,
+        )
+        self._losses = StepLosses(loss)
         self._marks: dict[tuple[int, int], LayerMarks] = {}
         self._seeds = StepSeeds({index: stage.module.seeder for index, stage in self._by_index.items()}, schedule.micro_batches)
-        self._weights: Sequence[float] = ()
         self._step_index = 0
         self._sampled = -1
         self._before_last: BeforeLast | None = None
@@ -97,8 +105,8 @@ class InstrumentedRuntime(ScheduleRuntime):
         named: Sequence[dict[str, Any]] = (),
         sampled: int = -1,
         before_last: BeforeLast | None = None,
-    ) -> float:
-        """Run one step and leave the gradients of the weighted sum of losses in the parameters.
+    ) -> PassLoss:
+        """Run one step and leave the gradients of the weighted sum of losses in the parameters; on a GPU, only issue it.
 
         Args:
             step: Step index, for seeds and errors.
@@ -113,12 +121,11 @@ class InstrumentedRuntime(ScheduleRuntime):
                 be held up, and such a rank is done before the others.
 
         Returns:
-            The weighted loss where this rank owns the last stage, else 0.
+            The weighted loss where this rank owns the last stage, else one of 0; on a GPU, reading it waits for the step.
         """
-        self._step_index, self._weights, self._sampled, self.compute_ns = step, weights, sampled, 0
+        self._step_index, self._sampled, self.compute_ns = step, sampled, 0
         self._messages.step = step
-        self._losses.clear()
-        self._loss_gradients.clear()
+        self._losses.begin(weights)
         self._before_last = before_last
         self._seeds.begin_step(step)
         try:
@@ -129,7 +136,7 @@ class InstrumentedRuntime(ScheduleRuntime):
             self._write_down()
             self._marks.clear()
             self._messages.forget()
-        return self._loss_share()
+        return self._losses.so_far()
 
     # -- torch's hooks -------------------------------------------------------------------------------------------------
 
@@ -175,7 +182,7 @@ class InstrumentedRuntime(ScheduleRuntime):
         def announce_and_perform(context: PipelineContext) -> None:
             before_ns = self.compute_ns
             if self._before_last is not None:
-                self._before_last(self._loss_share(), (before_ns + self._last_action_ns) / 1e9)
+                self._before_last(self._losses.so_far().read(), (before_ns + self._last_action_ns) / 1e9)
             perform(context)
             self._last_action_ns = self.compute_ns - before_ns
 
@@ -214,7 +221,7 @@ class InstrumentedRuntime(ScheduleRuntime):
         stage, m = planned.stage, planned.micro_batch
         assert context.arg_mbs is not None
         assert context.kwarg_mbs is not None
-        marks = LayerMarks(len(stage.module.layers)) if m == self._sampled else None
+        marks = self._clock.layer_marks(len(stage.module.layers)) if m == self._sampled else None
         stage.module.prepare(self._seeds.of(planned.index, m), marks=marks)
         named = {name: context.kwarg_mbs[m][name] for name in stage.module.batch_inputs}
         self._await_input(planned.input)
@@ -222,13 +229,13 @@ class InstrumentedRuntime(ScheduleRuntime):
             output = stage.forward_one_chunk(m, context.arg_mbs[m], named, save_forward_output=False)
             if stage.is_last:
                 assert context.target_mbs is not None
-                self._losses[m] = _checked(self._loss(output, context.target_mbs[m]))
+                self._losses.take(m, output, context.target_mbs[m])
         if planned.after is not None:
             planned.after.take_local_activation(m, stage.activations(m))
         self._end(planned, timed)
         if marks is not None:
             self._marks[planned.index, m] = marks
-            self._record_layers(Op.LAYER_FORWARD, planned, marks.forward_spans(timed.end_ns))
+            self._record_layers(Op.LAYER_FORWARD, planned, marks, timed)
         if stage.is_last and not stage.has_backward:
             del stage.fwd_cache[m]
             stage.release(m)
@@ -236,8 +243,8 @@ class InstrumentedRuntime(ScheduleRuntime):
     def _backward(self, planned: Planned, _context: PipelineContext) -> None:
         stage, m = planned.stage, planned.micro_batch
         whole = planned.action.kind is ActionKind.BACKWARD
-        loss = self._losses.get(m)
-        gradient = self._loss_gradient(loss, m) if loss is not None and stage.is_last else None
+        loss = self._losses.kept.get(m)
+        gradient = self._losses.gradient(loss, m) if loss is not None and stage.is_last else None
         self._await_input(planned.input)
         with self._timed(planned) as timed:
             stage.backward_one_chunk(m, loss=loss, full_backward=whole, loss_gradient=gradient)
@@ -245,7 +252,7 @@ class InstrumentedRuntime(ScheduleRuntime):
             planned.before.take_local_gradient(m, stage.gradients(m))
         self._end(planned, timed)
         if loss is not None and stage.is_last and not stage.backward_waits(m):
-            self._losses[m] = loss.detach()
+            self._losses.let_go(m)
         if not stage.backward_waits(m):
             self._record_layers_backward(planned, timed)
         if stage.is_first:
@@ -262,7 +269,7 @@ class InstrumentedRuntime(ScheduleRuntime):
         if everything:
             self._record_layers_backward(planned, timed)
             if stage.is_last:
-                self._losses[m] = self._losses[m].detach()
+                self._losses.let_go(m)
         stage.release(m)
 
     # -- parts of actions ----------------------------------------------------------------------------------------------
@@ -305,34 +312,12 @@ class InstrumentedRuntime(ScheduleRuntime):
     def _record_layers_backward(self, planned: Planned, timed: ComputeTimer) -> None:
         marks = self._marks.pop((planned.index, planned.micro_batch), None)
         if marks is not None:
-            self._record_layers(Op.LAYER_BACKWARD, planned, marks.backward_spans(timed.start_ns, timed.end_ns) or ())
+            self._record_layers(Op.LAYER_BACKWARD, planned, marks, timed)
 
-    def _record_layers(self, op: Op, planned: Planned, spans: Iterable[tuple[int, int]]) -> None:
+    def _record_layers(self, op: Op, planned: Planned, marks: LayerMarks, timed: ComputeTimer) -> None:
         first = planned.stage.module.first
-        for layer, (start_ns, end_ns) in enumerate(spans, start=first):
-            self._recorder.record(op, planned.index, planned.micro_batch, layer, start_ns, end_ns, 0, 0, _SAMPLED)
-
-    def _loss_share(self) -> float:
-        return float(sum(loss.item() * self._weights[m] for m, loss in self._losses.items()))
-
-    def _loss_gradient(self, loss: torch.Tensor, micro_batch: int) -> torch.Tensor:
-        """Return the derivative of the batch's loss by the micro-batch's: the start of its backward, for one op less than a product."""
-        weight = self._weights[micro_batch]
-        key = (weight, loss.shape, loss.dtype)
-        if key not in self._loss_gradients:
-            self._loss_gradients[key] = torch.full_like(loss, weight, requires_grad=False)
-        return self._loss_gradients[key]
+        self._clock.record_layers(op, planned.index, planned.micro_batch, marks, (timed.start_ns, timed.end_ns), first=first)
 
 
 def _to_torch(action: Action) -> TorchAction:
     return TorchAction(action.stage, ComputationType(action.kind.value), action.micro_batch)
-
-
-def _checked(loss: Any) -> torch.Tensor:
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        raise TypeError(f"the loss function returned {_describe(loss)}; it must return one number, the mean over the micro-batch")
-    return loss
-
-
-def _describe(value: Any) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__

@@ -1,56 +1,14 @@
 """The layers of one stage as one module: run in order, each under its own random seed, timed one by one when sampled."""
 
-import time
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 
-from pptoolkit.engine.border import tensors_in
+from pptoolkit.engine.layer_marks import LayerMarks
 from pptoolkit.engine.randomness import LayerSeeder
 from pptoolkit.engine.wiring import Wiring
-
-
-class LayerMarks:
-    """When each layer of a stage began and ended on one sampled micro-batch, in nanoseconds of the monotonic clock.
-
-    Backward times come from hooks on the tensors between layers: the gradient of layer i's output is complete at the
-    moment in which the backward of layer i + 1 is over. Nothing is added to the graph.
-    """
-
-    __slots__ = ("backward_ns", "forward_ns")
-
-    def __init__(self, layers: int) -> None:
-        self.forward_ns: list[int] = []  # begin of each layer, in order
-        self.backward_ns: list[int] = [0] * max(layers - 1, 0)  # [i]: the backward of layer i + 1 was over
-
-    def watch(self, index: int, output: Any) -> None:
-        """Note when the gradients of layer ``index``'s output are complete."""
-
-        def note(_: torch.Tensor) -> None:
-            self.backward_ns[index] = time.monotonic_ns()  # of several tensors, the last one counts
-
-        for tensor in tensors_in(output):
-            if tensor.requires_grad:
-                tensor.register_hook(note)
-
-    def forward_spans(self, end_ns: int) -> list[tuple[int, int]]:
-        """Return (start, end) of each layer's forward; the last one ends at ``end_ns``, the loss included."""
-        return list(zip(self.forward_ns, [*self.forward_ns[1:], end_ns], strict=True))
-
-    def backward_spans(self, start_ns: int, end_ns: int) -> list[tuple[int, int]] | None:
-        """Return (start, end) of each layer's backward in layer order; None if no border carried a gradient.
-
-        Layers below the last border that carries one have no backward: theirs takes no time.
-        """
-        if self.backward_ns and not any(self.backward_ns):
-            return None
-        edges = [start_ns]
-        for noted in reversed(self.backward_ns):
-            edges.append(max(edges[-1], noted or end_ns))  # a skip connection can complete an earlier border later
-        return list(reversed(list(pairwise([*edges, end_ns]))))
 
 
 class _Next:
@@ -105,7 +63,7 @@ class StageModule(nn.Module):
         value: Any = inputs
         for index, (layer, takes, provides) in enumerate(self._calls):
             if marks is not None:
-                marks.forward_ns.append(time.monotonic_ns())
+                marks.begin()
             start(seeds[index])
             taken = {name: named[name] for name in takes} if takes else {}
             value = layer(*value, **taken) if isinstance(value, tuple) else layer(value, **taken)

@@ -22,16 +22,19 @@ class Survey:
         """Whether it is time, as far as this rank knows, to look at the clocks again."""
         return self._telemetry.recorder.enabled and self._clocks.due
 
-    def begin(self, stage_ranks: Sequence[int], probe: LinkProbe) -> None:
+    def begin(self, stage_ranks: Sequence[int], probe: LinkProbe | None) -> None:
         """Look at clocks and links before the first step.
 
         Args:
             stage_ranks: Global rank of each stage of this rank's replica.
-            probe: How links are measured.
+            probe: How links are measured; None: they are not. Between GPUs the probe would measure the hosts' network, and tensors
+                take another way.
         """
         if not self._telemetry.recorder.enabled:
             return
         self.read_clocks()
+        if probe is None:
+            return
         for found in probe_links(stage_ranks, probe):
             end_ns = found.start_ns + found.one_way_ns
             self._telemetry.add_probe(stage=found.stage, peer=found.peer_stage, start_ns=found.start_ns, end_ns=end_ns, bytes=found.bytes)

@@ -95,7 +95,7 @@ class TiedParameters:
     def _send(self, parameter: nn.Parameter, gradient: torch.Tensor | None, peer: int) -> int:
         """Send a gradient, or that there is none: an unused parameter stays without, as in one process."""
         target = self._group_ranks[peer]
-        dist.send(torch.tensor([gradient is not None], device=parameter.device), dst=target, group=self._group)
+        dist.send(torch.tensor([gradient is not None]), dst=target, group=self._group)  # on the host: who reads it waits for no GPU
         if gradient is None:
             return 0
         dist.send(gradient.to(parameter.dtype).contiguous(), dst=target, group=self._group)
@@ -103,7 +103,7 @@ class TiedParameters:
 
     def _receive(self, parameter: nn.Parameter, peer: int) -> torch.Tensor | None:
         source = self._group_ranks[peer]
-        used = torch.empty(1, dtype=torch.bool, device=parameter.device)
+        used = torch.empty(1, dtype=torch.bool)
         dist.recv(used, src=source, group=self._group)
         if not used:
             return None

@@ -13,6 +13,7 @@ from pptoolkit.engine.pipeline import Pipeline
 from pptoolkit.engine.replicas import Replicas
 from pptoolkit.engine.runtime import BeforeLast
 from pptoolkit.engine.step_end import StepProposal
+from pptoolkit.engine.step_losses import PassLoss
 from pptoolkit.engine.update import Update
 from pptoolkit.telemetry import Op
 from pptoolkit.telemetry.recorder import LONG_WAIT_NS, Recorder
@@ -102,20 +103,23 @@ class TrainingStep:
         # On a GPU, reading the loss there would hold up the host.
         early = propose_early if not self.update.needs_norm and self.pipeline.device.type == "cpu" else None
         with recorder.span(Op.SCHEDULE):
-            share, compute_s = self._accumulate(inputs, targets, step=step, total=total, sampled=sampled, before_last=early)
+            share, host_s = self._accumulate(inputs, targets, step=step, total=total, sampled=sampled, before_last=early)
+            # On a GPU the host waits here, where the loss is read, and nowhere before.
+            compute_s = self.pipeline.clock.settle(host_s)
+            own_loss = share()
         with recorder.span(Op.REDUCE):
             self.replicas.reduce()
             if self.watch_gradients is not None:
                 self.watch_gradients()
             if proposal is None:
-                propose(share, compute_s, self.update.squared_norm())
+                propose(own_loss, compute_s, self.update.squared_norm())
             assert proposal is not None
             if self._last_wait_ns > LONG_WAIT_NS:
                 recorder.bubbles.announce(self._last_wait_ns)
             before_ns = time.monotonic_ns()
             agreed = proposal.agree()
             self._last_wait_ns = time.monotonic_ns() - before_ns
-        with recorder.span(Op.OPTIMIZER):
+        with self.pipeline.clock.span(Op.OPTIMIZER):
             before = self.update.skipped_steps
             norm = self.update.apply(agreed.gradient_norm, step=step)
         return StepOutcome(
@@ -130,32 +134,38 @@ class TrainingStep:
 
     def _accumulate(
         self, inputs: Any, targets: Any, *, step: int, total: float, sampled: int, before_last: BeforeLast | None
-    ) -> tuple[float, float]:
-        """Run all batches of the step; return this rank's share of the loss, and the seconds that it computed."""
+    ) -> tuple[Callable[[], float], float]:
+        """Run all batches of the step; return what reads this rank's share of the loss, and the seconds that the host saw it compute."""
         pipeline, count = self.pipeline, self.pipeline.schedule.micro_batches
         factor = self.update.scale.factor * self.replicas.loss_factor
-        share, compute_s = 0.0, 0.0
+        passes: list[PassLoss] = []
+        compute_s = 0.0
+
+        def share() -> float:
+            return sum(done.read() for done in passes)
 
         def tell(loss: float, so_far_s: float) -> None:
             if before_last is not None:
-                before_last((share + loss) / factor, compute_s + so_far_s)
+                before_last((share() + loss) / factor, compute_s + so_far_s)
 
         parts = zip(mb.split(inputs, self._accumulation), mb.split(targets, self._accumulation), strict=True)
         for index, (part, wanted) in enumerate(parts):
             weights = self.shares(part, wanted, count=count, total=total)
             last = index + 1 == self._accumulation
-            share += pipeline.train_step(
-                part,
-                wanted,
-                step=step,
-                sampled=sampled if index == 0 else -1,
-                weights=[w * factor for w in weights],
-                first_micro_batch=index * count,
-                accumulates=not last,
-                before_last=tell if last and before_last is not None else None,
+            passes.append(
+                pipeline.run_pass(
+                    part,
+                    wanted,
+                    step=step,
+                    sampled=sampled if index == 0 else -1,
+                    weights=[w * factor for w in weights],
+                    first_micro_batch=index * count,
+                    accumulates=not last,
+                    before_last=tell if last and before_last is not None else None,
+                )
             )
             compute_s += pipeline.compute_s
-        return share / factor, compute_s
+        return lambda: share() / factor, compute_s
 
     def shares(self, inputs: Any, targets: Any, *, count: int, total: float) -> list[float]:
         """Return the share of the whole batch that each micro-batch counts for; nothing to count at all gives zeros."""

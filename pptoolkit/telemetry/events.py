@@ -48,6 +48,7 @@ class Flag(IntFlag):
     NONE = 0
     SAMPLED = 1  # layers were timed inside this op, so it ran a little slower than its neighbours
     FIRST_USE = 2  # the first step of an attempt or of a new shape: allocations and caches fill
+    TRANSFER_UNSEEN = 4  # a receive of which only the wait was timed, on the stream that waited: no throughput follows from it
 
 
 class Event(NamedTuple):

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pptoolkit.telemetry.clock import ClockMap, ClockOffset, Times
 from pptoolkit.telemetry.event_reader import EventReader
 from pptoolkit.telemetry.event_writer import EventRows
-from pptoolkit.telemetry.events import Op
+from pptoolkit.telemetry.events import Flag, Op
 from pptoolkit.telemetry.layout import Link, RankLayout
 from pptoolkit.telemetry.run_directory import RunDirectory
 
@@ -31,7 +31,7 @@ _MAX_PENDING = 1 << 13
 _MAX_OFFSETS = 64
 _COLUMNS = ["step", "stage", "micro_batch", "op", "peer", "start_ns", "end_ns", "bytes", "rank"]
 _Table = npt.NDArray[np.int64]
-_STEP, _KEY, _SRC, _DST, _START, _END, _BYTES, _POSTED = range(8)  # columns of a table of transfers
+_STEP, _KEY, _SRC, _DST, _START, _END, _BYTES, _POSTED, _UNSEEN = range(9)  # columns of a table of transfers
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class LinkPairing:
         self._links = {(link.src_stage, link.dst_stage): link for link in layout.incoming}
         neighbours = sorted({layout.rank_of(link.src_stage) for link in layout.incoming})
         self._reader = EventReader(run, ranks=neighbours, attempt=attempt)
-        self._posts = self._receives = self._sends = np.empty((0, 8), dtype=np.int64)  # what waits for its partner
+        self._posts = self._receives = self._sends = np.empty((0, 9), dtype=np.int64)  # what waits for its partner
         self._own: list[EventRows] = []
         self._own_events = 0
         self._clocks: dict[int, list[ClockOffset]] = {}
@@ -135,7 +135,8 @@ class LinkPairing:
         src, dst = (rows[:, 4], rows[:, 1]) if receiver else (rows[:, 1], rows[:, 4])
         stages = len(self._layout.stage_to_rank)
         key = ((rows[:, 0] << 24 | rows[:, 2] & 0xFFFFFF) * stages + src) * stages + dst
-        table = np.stack([rows[:, 0], key, src, dst, rows[:, 5], rows[:, 6], rows[:, 7], rows[:, 5]], axis=1)
+        unseen = rows[:, 9] & int(Flag.TRANSFER_UNSEEN) if receiver else np.zeros(len(rows), dtype=np.int64)
+        table = np.stack([rows[:, 0], key, src, dst, rows[:, 5], rows[:, 6], rows[:, 7], rows[:, 5], unseen], axis=1)
         known = np.zeros(len(rows), dtype=bool)
         for link in self._links:
             known |= (src == link[0]) & (dst == link[1])
@@ -152,7 +153,7 @@ class LinkPairing:
         took_ns = transfer_ns(sent_ns=other.align(sent_ns), posted_ns=own.align(received[:, _POSTED]), received_ns=own.align(end_ns))
         uncertainty_ns = own.uncertainty(end_ns) + other.uncertainty(sent_ns)
         seen = saw_arrival(waited_ns=waited_ns, took_ns=took_ns)
-        reliable = seen & (took_ns > 0) & (took_ns >= RELIABLE_UNCERTAINTIES * uncertainty_ns)
+        reliable = seen & (received[:, _UNSEEN] == 0) & (took_ns > 0) & (took_ns >= RELIABLE_UNCERTAINTIES * uncertainty_ns)
         sample.unreliable = int(seen.sum() - reliable.sum())
         if reliable.any():
             newest = reliable & (step == step[reliable].max())

@@ -32,7 +32,7 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("link_bytes", "Bytes received over a link.", _LINK),
     ("link_wait_seconds", "Time blocked in receives from a link, seconds.", _LINK),
     ("link_transfer_seconds", "Time of transfers seen from both ends, without waiting, seconds.", _LINK),
-    ("link_unreliable_samples", "Transfers too short for the clocks' uncertainty to be timed.", _LINK),
+    ("link_unreliable_samples", "Transfers that cannot be timed: shorter than the clocks' uncertainty allows, or between GPUs.", _LINK),
     ("samples", "Samples trained on.", ()),
     ("tokens", "Tokens trained on.", ()),
     ("steps", "Steps done.", ()),

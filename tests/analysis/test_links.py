@@ -3,7 +3,7 @@ import pytest
 from pptoolkit.analysis.links import measure_links, pair_messages
 from pptoolkit.analysis.steps import steady_steps
 from pptoolkit.analysis.timeline import build_timeline
-from pptoolkit.telemetry import Op
+from pptoolkit.telemetry import Flag, Op
 from tests.analysis.events import event, table
 from tests.analysis.synthetic_run import Truth, write_run
 
@@ -62,6 +62,14 @@ def test_a_transfer_below_three_clock_uncertainties_is_counted_but_not_reported(
     timeline = build_timeline(table(message(send=(10, 11), post=0, wait=(5, 12)) + whole(100)))
     (link,) = measure_links(steady_steps(timeline, ranks=2), timeline.iloc[:0], uncertainty_ns={1: 700_000})
     assert (link.samples, link.unreliable, link.transfer, link.throughput) == (0, 1, None, None)
+
+
+def test_a_receive_whose_transfer_nobody_saw_gives_a_wait_and_no_throughput():
+    send, post, receive = message(send=(30, 31), post=5, wait=(10, 34))
+    timeline = build_timeline(table([send, post, {**receive, "flags": int(Flag.TRANSFER_UNSEEN)}, *whole(100)]))
+    (link,) = measure_links(steady_steps(timeline, ranks=2), timeline.iloc[:0], uncertainty_ns=SHARP)
+    assert (link.samples, link.unreliable, link.transfer, link.throughput) == (0, 1, None, None)
+    assert link.wait_s_per_step == pytest.approx(0.020)
 
 
 def test_without_a_clock_reading_no_transfer_is_reliable():

@@ -1,13 +1,21 @@
 """What the ranks of a test run. Every rank calls the same function; rank-dependent results are plain data."""
 
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from pptoolkit.engine import pipeline as pipeline_module
+from pptoolkit.engine.event_clock import EventClock
 from pptoolkit.engine.layers import Layer
+from pptoolkit.engine.mesh import Mesh
 from pptoolkit.engine.pipeline import Pipeline
+from pptoolkit.engine.routes import DirectedRoutes
 from pptoolkit.models import mlp_layers, squared_error
 from pptoolkit.plan import Plan, equal_layer_cuts
 from pptoolkit.telemetry import Recorder
@@ -22,21 +30,58 @@ def batch(step: int, samples: int, width: int = WIDTH) -> tuple[torch.Tensor, to
     return x, y
 
 
+class HostEvent:
+    """A CUDA event of a stream that is the host itself: whatever was issued is over."""
+
+    def __init__(self) -> None:
+        self._at_ns = 0
+
+    def record(self) -> None:
+        self._at_ns = time.monotonic_ns()
+
+    def synchronize(self) -> None:
+        assert self._at_ns, "never recorded"
+
+    def elapsed_time(self, end_event: "HostEvent") -> float:
+        return (end_event._at_ns - self._at_ns) / 1e6
+
+
+@contextmanager
+def as_on_streams() -> Iterator[None]:
+    """Let pipelines be made as on GPUs: ops timed by events, messages by a line for each direction. Gloo carries them."""
+
+    def routes(mesh: Mesh, stage_to_rank: Sequence[int], device: torch.device) -> DirectedRoutes:
+        return DirectedRoutes(mesh, stage_to_rank, device, backend="gloo")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline_module, "make_device_clock", lambda _, recorder: EventClock(recorder, HostEvent))
+        patch.setattr(pipeline_module, "make_routes", routes)
+        yield
+
+
 def make_pipeline(
-    layers: list[Layer], *, schedule: str, micro_batches: int, cuts: tuple[int, ...] | None = None, seed: int = 7
+    layers: list[Layer],
+    *,
+    schedule: str,
+    micro_batches: int,
+    cuts: tuple[int, ...] | None = None,
+    seed: int = 7,
+    on_streams: bool = False,
+    device: str = "cpu",
 ) -> Pipeline:
     plan = Plan(
         cuts=equal_layer_cuts(len(layers), dist.get_world_size()) if cuts is None else cuts, schedule=schedule, micro_batches=micro_batches
     )
-    return Pipeline(
-        layers,
-        plan,
-        loss=squared_error,
-        seed=seed,
-        recorder=Recorder(),
-        device=torch.device("cpu"),
-        resident_bytes=lambda: 0,
-    )
+    with as_on_streams() if on_streams else nullcontext():
+        return Pipeline(
+            layers,
+            plan,
+            loss=squared_error,
+            seed=seed,
+            recorder=Recorder(),
+            device=torch.device(device),
+            resident_bytes=lambda: 0,
+        )
 
 
 def train(
@@ -50,10 +95,16 @@ def train(
     cuts: tuple[int, ...] | None = None,
     sampled: bool = False,
     seed: int = 7,
+    on_streams: bool = False,
 ) -> dict[str, Any]:
     """Train a small MLP with Adam; return all losses, the last gradients and the final parameters of this rank's layers."""
     pipeline = make_pipeline(
-        mlp_layers(WIDTH, depth, dropout=dropout), schedule=schedule, micro_batches=micro_batches, cuts=cuts, seed=seed
+        mlp_layers(WIDTH, depth, dropout=dropout),
+        schedule=schedule,
+        micro_batches=micro_batches,
+        cuts=cuts,
+        seed=seed,
+        on_streams=on_streams,
     )
     initial = {name: t.detach().tolist() for name, t in pipeline.named_state().items()}
     optimizer = torch.optim.Adam(pipeline.parameters(), lr=0.01)
@@ -110,10 +161,11 @@ def lengths_that_change() -> list[float]:
     return losses
 
 
-def events_of_a_step(*, micro_batches: int) -> list[tuple[int, ...]]:
+def events_of_a_step(*, micro_batches: int, on_streams: bool = False) -> list[tuple[int, ...]]:
     """Return this rank's events of one step with sampled layers."""
-    pipeline = make_pipeline(mlp_layers(WIDTH, 4), schedule="1f1b", micro_batches=micro_batches)
+    pipeline = make_pipeline(mlp_layers(WIDTH, 4), schedule="1f1b", micro_batches=micro_batches, on_streams=on_streams)
     pipeline.train_step(*batch(0, 2 * micro_batches), step=0, sampled=1)
+    pipeline.clock.resolve()
     return pipeline._recorder.take(10_000)
 
 

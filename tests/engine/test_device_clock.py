@@ -1,14 +1,15 @@
 """Who times an op: the host on the CPU, events on the stream on a GPU, laid on the monotonic clock after the step."""
 
+import math
 import time
 
 import pytest
 import torch
 
-from pptoolkit.engine.device_clock import EventClock, HostClock, allocator_bytes, make_device_clock
-from pptoolkit.telemetry import Op, Recorder
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+from pptoolkit.engine.device_clock import HostClock, UntimedClock, make_device_clock
+from pptoolkit.engine.event_clock import EventClock
+from pptoolkit.engine.memory import allocator_bytes
+from pptoolkit.telemetry import NullRecorder, Op, Recorder
 
 
 class Stream:
@@ -95,7 +96,49 @@ def test_each_step_has_its_own_anchor_and_events_are_used_again() -> None:
     assert clock.resolve() == 0
 
 
-@needs_gpu
+def test_micro_batches_count_on_from_pass_to_pass_although_they_are_recorded_after_the_last_one() -> None:
+    stream, recorder = Stream(), Recorder()
+    clock = EventClock(recorder, stream.event)
+    for first in (0, 2):
+        recorder.first_micro_batch = first
+        run_ops(clock, stream, [1.0, 1.0])
+    recorder.first_micro_batch = 0
+    assert clock.settle(host_s=5.0) == pytest.approx(0.004), "what the stream computed, not what the host saw"
+    assert [event[2] for event in recorder.take(9)] == [0, 1, 2, 3]
+
+
+def test_the_optimizer_takes_the_time_of_the_stream_and_a_layer_the_time_between_its_marks() -> None:
+    stream, recorder = Stream(), Recorder()
+    clock = EventClock(recorder, stream.event)
+    clock.mark()
+    marks = clock.layer_marks(2)
+    for length in (3.0, 4.0):
+        marks.begin()
+        stream.now_ms += length
+    clock.mark_end()
+    clock.record(Op.FORWARD, 0, 0, -1, 0, 0)
+    clock.record_layers(Op.LAYER_FORWARD, 0, 0, marks, (0, 0), first=5)
+    with clock.span(Op.OPTIMIZER):
+        stream.now_ms += 2.0
+    assert clock.resolve() == 7_000_000, "the optimizer is no computing of the schedule"
+    events = {(Op(event[3]), event[4]): event[6] - event[5] for event in recorder.take(9)}
+    assert events == {
+        (Op.FORWARD, -1): 7_000_000,
+        (Op.LAYER_FORWARD, 5): 3_000_000,
+        (Op.LAYER_FORWARD, 6): 4_000_000,
+        (Op.OPTIMIZER, -1): 2_000_000,
+    }
+
+
+def test_without_telemetry_nobody_times_a_gpu_and_nothing_is_claimed() -> None:
+    clock = UntimedClock(NullRecorder())
+    assert math.isnan(clock.settle(host_s=0.1))
+    with clock.span(Op.OPTIMIZER) as span:
+        span.bytes = 3
+    assert clock.resolve() == 0
+
+
+@pytest.mark.gpu
 def test_a_kernel_is_timed_on_its_stream_and_not_when_it_was_queued() -> None:
     device, recorder = torch.device("cuda"), Recorder()
     clock = make_device_clock(device, recorder)
@@ -115,7 +158,7 @@ def test_a_kernel_is_timed_on_its_stream_and_not_when_it_was_queued() -> None:
     assert abs(event[6] - time.monotonic_ns()) < 10_000_000_000
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_the_allocators_figures_are_those_of_the_device() -> None:
     device = torch.device("cuda")
     kept = torch.empty(1 << 20, device=device)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from pptoolkit.cli import main
+from pptoolkit.engine.device import Accelerators
 from tests.support.jobs import write_job
 
 GPT = """
@@ -101,6 +102,35 @@ def test_what_a_re_cut_cannot_move_is_refused_before_a_process_starts(
         text = text.replace(old, new)
     config.write_text(text)
     assert message in refuse(capsys, "train", str(config), "--nproc", "2", "--auto-rebalance")
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("devices", "arguments", "message"),
+    [
+        (0, ("train", "--device", "cuda"), "device='cuda', but torch 9.9 sees no CUDA device"),
+        (1, ("train", "--device", "cuda"), "device='cuda' with 2 ranks on this host, but torch sees 1 CUDA device"),
+        (1, ("train", "--device", "gpu"), "--device: training.device = 'gpu': input should be 'cpu', 'cuda' or 'auto'"),
+        (1, ("verify",), "device='cuda' with 2 ranks on this host, but torch sees 1 CUDA device"),
+        (1, ("profile",), "training.device='cuda', but layers are profiled on the CPU"),
+    ],
+)
+def test_a_device_that_the_ranks_cannot_have_is_refused_before_a_process_starts(
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    devices: int,
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    there = Accelerators(devices=devices, built=True, nccl=True, version="9.9")
+    monkeypatch.setattr(Accelerators, "visible", lambda: there)
+    config = write_job(here, steps=2, port=19200)
+    command, *options = arguments
+    if not options:
+        config.write_text(config.read_text().replace("[training]", '[training]\ndevice = "cuda"'))
+    ranks = ("--nproc", "2") if command != "profile" else ()
+    assert message in refuse(capsys, command, str(config), *ranks, *options)
     assert not (here / "runs").exists()
 
 

@@ -144,4 +144,14 @@ def test_all_checks_run_and_the_failed_ones_are_named(checkout: Path) -> None:
 
 def test_help_lists_every_target_that_a_person_calls(checkout: Path) -> None:
     shown = make(checkout, "help").stdout
-    assert [line.split()[1] for line in shown.splitlines()] == ["help", "demo", "test", "test-slow", "lint", "format", "bench", "clean"]
+    assert [line.split()[1] for line in shown.splitlines()] == [
+        "help",
+        "demo",
+        "test",
+        "test-slow",
+        "test-gpu",
+        "lint",
+        "format",
+        "bench",
+        "clean",
+    ]

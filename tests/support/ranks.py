@@ -22,10 +22,10 @@ class RankError(AssertionError):
 
 
 class RankPool:
-    """``ranks`` processes in one Gloo group, waiting for cases."""
+    """``ranks`` processes in one group, Gloo's unless said otherwise, waiting for cases."""
 
-    def __init__(self, ranks: int, folder: Path) -> None:
-        self.ranks, self._folder, self._generation = ranks, folder, 0
+    def __init__(self, ranks: int, folder: Path, *, backend: str = "gloo") -> None:
+        self.ranks, self._folder, self._backend, self._generation = ranks, folder, backend, 0
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
 
@@ -58,7 +58,7 @@ class RankPool:
         store = self._folder / f"store-{self.ranks}-{self._generation}"
         for rank in range(self.ranks):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self.ranks, str(store), theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, self.ranks, str(store), self._backend, theirs), daemon=True)
             process.start()
             KEPT_RANKS.add(process.pid or 0)
             theirs.close()
@@ -88,14 +88,14 @@ class RankPool:
         return [answers[rank] for rank in range(self.ranks)]
 
 
-def _serve(rank: int, ranks: int, store: str, pipe: Connection) -> None:
+def _serve(rank: int, ranks: int, store: str, backend: str, pipe: Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=timedelta(seconds=50))
+    dist.init_process_group(backend, store=dist.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=timedelta(seconds=50))
     pipe.send((True, None))
     while True:
         try:

@@ -1,6 +1,6 @@
 import pytest
 
-from pptoolkit.telemetry import Event, EventWriter, Op, RunDirectory
+from pptoolkit.telemetry import Event, EventWriter, Flag, Op, RunDirectory
 from pptoolkit.telemetry.event_writer import to_rows
 from pptoolkit.telemetry.layout import Link, RankLayout
 from pptoolkit.telemetry.links import LinkPairing, LinkSample
@@ -52,6 +52,11 @@ def test_a_transfer_runs_from_when_both_ends_are_ready(
 ) -> None:
     sample = measure(run, [send(sent)], [clock(), post(posted), receive(*waited)])
     assert sample == LinkSample(Link(0, 1), transfer_ns=transfer, newest_transfer_ns=transfer, newest_bytes=4000)
+
+
+def test_a_receive_whose_transfer_nobody_saw_is_an_unreliable_sample_however_long_it_took(run: RunDirectory) -> None:
+    unseen = receive(6 * MS, 14 * MS)._replace(flags=Flag.TRANSFER_UNSEEN)
+    assert measure(run, [send(10 * MS)], [clock(), post(5 * MS), unseen]) == LinkSample(Link(0, 1), unreliable=1)
 
 
 def test_a_receive_that_did_not_block_is_no_sample(run: RunDirectory) -> None:

@@ -26,6 +26,7 @@ from pptoolkit.plan import Plan
 from pptoolkit.telemetry.settings import TelemetrySettings
 from pptoolkit.trainer import Trainer
 from pptoolkit.verification import verify
+from tests.engine.cases import as_on_streams
 from tests.trainer import reference
 
 WIDTH, DEPTH, STEPS = 6, 8, 5
@@ -88,6 +89,7 @@ def train(
     layers: Callable[[], list[Layer]] | None = None,
     no_decay: tuple[str, ...] = (),
     telemetry: TelemetrySettings = SILENT,
+    device: str = "cpu",
     **settings: Any,
 ) -> dict[str, Any]:
     """Train ``STEPS`` steps with AdamW; return what the ranks know, gradients as they are before clipping."""
@@ -103,10 +105,17 @@ def train(
         optimisation=Optimisation(**settings),
         telemetry=telemetry,
         progress=False,
+        device=device,
     ) as trainer:
         seen = Watcher(trainer)
         result = trainer.fit(numbers(samples, tokens=tokens), batch_size=samples, steps=STEPS)
         return {**seen.facts(), "last_loss": result.loss, "replica": trainer.mesh.replica}
+
+
+def train_on_streams(folder: str, *, plan: Plan, **named: Any) -> dict[str, Any]:
+    """As :func:`train`, with the clock and the messages of GPUs."""
+    with as_on_streams():
+        return train(folder, plan=plan, telemetry=TelemetrySettings(port=None), **named)
 
 
 class Watcher:
@@ -359,7 +368,7 @@ class Broken(nn.Module):
         return self.linear(x) * (1.0 + 1e-3 * (self.seen // 7))
 
 
-def verified(*, plan: Plan, broken: bool = False, **settings: Any) -> dict[str, Any]:
+def verified(*, plan: Plan, broken: bool = False, device: str = "cpu", **settings: Any) -> dict[str, Any]:
     layers = noisy_layers() if not broken else mlp_layers(WIDTH, 4)
     if broken:
         layers[2] = Layer("broken", Broken, WIDTH)
@@ -377,6 +386,7 @@ def verified(*, plan: Plan, broken: bool = False, **settings: Any) -> dict[str, 
             steps=3,
             seed=7,
             optimisation=Optimisation(**settings),
+            device=device,
         )
     return found.to_dict()
 
