@@ -21,6 +21,7 @@ from torch import nn
 import pptoolkit as pp
 from benchmarks.cases import take_cases
 from pptoolkit.engine.process_group import World
+from pptoolkit.engine.routes import Route
 from pptoolkit.models import sleeping
 from pptoolkit.models.mlp import squared_error
 from pptoolkit.models.sleeping import SleepingLayer, sleep_precisely
@@ -101,29 +102,24 @@ class StallingSGD(torch.optim.SGD):
 
 
 class SlowLink:
-    """A process group that sends to one rank later than asked, in order, from a thread: what a slow wire looks like to both ends."""
+    """The way to one rank, taken later than asked, in order, by a thread: what a slow wire looks like to both ends."""
 
-    def __init__(self, group: Any, target: int, seconds: float) -> None:
-        self._group, self._target, self._seconds, self.messages = group, target, seconds, 0
+    def __init__(self, route: Route, seconds: float) -> None:
+        self._group, self._seconds, self.messages = route.group, seconds, 0
         self._queue: queue.Queue[Any] = queue.Queue()
         threading.Thread(target=self._serve, daemon=True).start()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._group, name)
-
-    def send(self, tensors: list[torch.Tensor], target: int, tag: int) -> Any:
-        if target != self._target:
-            return self._group.send(tensors, target, tag)
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any:
         self.messages += 1
         message = _Message()
-        self._queue.put((message, tensors, target, tag))
+        self._queue.put((message, tensors, peer, tag))
         return message
 
     def _serve(self) -> None:
         while True:
-            message, tensors, target, tag = self._queue.get()
+            message, tensors, peer, tag = self._queue.get()
             time.sleep(self._seconds)
-            message.work = self._group.send(tensors, target, tag)
+            message.work = self._group.send(tensors, peer, tag)
             message.sent.set()
 
 
@@ -181,13 +177,15 @@ def train(case: dict[str, Any], runs: Path, rank: int) -> None:
     link: SlowLink | None = None
     if fault.get("kind") == "link" and fault["rank"] == rank:
         # There is no wire to slow down between processes of one machine: the training's own way out is.
-        messages = trainer.pipeline._train._messages
-        messages._group = link = SlowLink(messages._group, fault["target"], fault["seconds"])
+        ways = [m for m in trainer.pipeline._train._messages._sends if m.peer == fault["target"]]
+        link = SlowLink(ways[0].route, fault["seconds"])
+        for message in ways:
+            message.route = message.route._replace(group=link)
     saving.append(lambda: trainer.telemetry.recorder.span(Op.CHECKPOINT))
     slow = fault.get("kind") == "loader" and fault["rank"] == rank
     with trainer:
         trainer.fit(SlowData(fault["seconds"] if slow else 0.0), batch_size=2 * MICRO_BATCHES, steps=case["steps"])
-    assert link is None or link.messages, "the engine sends by another way than its group, so the slow link slows nothing"
+    assert link is None or link.messages, "the engine sends by another way than its routes, so the slow link slows nothing"
 
 
 def _own_fault(case: dict[str, Any], fault: dict[str, Any], layer: int) -> dict[str, Any]:

@@ -142,7 +142,10 @@ def _link_columns() -> dict[str, Any]:
         "wait": column.NumberColumn("waiting for the sender", format="%.2f ms/step"),
         "samples": column.NumberColumn("samples", help="Receives that blocked, and longer than the clocks are unsure"),
         "unblocked": column.NumberColumn("was there before", help="Receives whose tensor had arrived unseen"),
-        "unreliable": column.NumberColumn("drowned by clocks", help="Shorter than three times the clock uncertainty"),
+        "unreliable": column.NumberColumn(
+            "unreliable",
+            help="Shorter than three times the clock uncertainty, or between GPUs, where nobody sees when a message is under way",
+        ),
     }
 
 

@@ -33,6 +33,7 @@ def allocator_bytes(device: torch.device) -> Mapping[str, int]:
         "reserved": int(stats.get("reserved_bytes.all.current", 0)),
         "peak_allocated": int(stats.get("allocated_bytes.all.peak", 0)),
         "peak_reserved": int(stats.get("reserved_bytes.all.peak", 0)),
+        "retries": int(stats.get("num_alloc_retries", 0)),
     }
 
 

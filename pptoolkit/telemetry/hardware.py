@@ -7,7 +7,10 @@ from typing import Any, Protocol
 import psutil
 
 MemorySource = Callable[[], Mapping[str, int]]
-"""Returns the engine's allocator figures, bytes by kind: ``allocated``, ``reserved``; ``peak_allocated`` for peaks between two looks."""
+"""Returns the engine's allocator figures, bytes by kind: ``allocated``, ``reserved``; ``peak_allocated`` for peaks between two looks.
+
+One is a count: ``retries``, how often the allocator found no room so far, and freed what it had kept before it asked again.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +25,7 @@ class HardwareSample:
         device_power_watts: Power that the GPU draws; None where that is not known.
         device_temperature_celsius: Temperature of its chip, likewise.
         memory_limit_bytes: How much there is at all, of the kinds for which that is known: host, device.
+        allocator_retries: How often the engine's allocator found no room so far; None where there is none to ask.
     """
 
     host_cpu_ratio: float
@@ -31,6 +35,7 @@ class HardwareSample:
     device_power_watts: float | None = None
     device_temperature_celsius: float | None = None
     memory_limit_bytes: Mapping[str, int] = field(default_factory=dict)
+    allocator_retries: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +143,7 @@ class HardwareSampler:
             limits["device"] = gpu.total_bytes
         if self._memory_source is not None:
             memory.update({str(kind): int(size) for kind, size in self._memory_source().items()})
+        retries = memory.pop("retries", None)
         return HardwareSample(
             host_cpu_ratio=min(1.0, psutil.cpu_percent() / 100),
             memory_bytes=memory,
@@ -146,6 +152,7 @@ class HardwareSampler:
             device_power_watts=gpu.power_watts,
             device_temperature_celsius=gpu.temperature_celsius,
             memory_limit_bytes=limits,
+            allocator_retries=retries,
         )
 
     def _traffic(self) -> dict[str, int]:

@@ -99,6 +99,8 @@ class RankMetrics:
         self.series.counter("events_dropped", "Events that were not kept.", ("reason",), series=[(reason.value,) for reason in Reason])
         traffic = "Bytes over all network interfaces of the host."
         self.series.counter("host_network_bytes", traffic, ("direction",), series=[("sent",), ("received",)])
+        retries = "Times that the device's allocator found no room and freed what it had kept; out of memory is near."
+        self.series.counter("allocator_retries", retries, series=())
 
     def _make_histograms(self) -> None:
         def histogram(name: str, documentation: str, bounds: tuple[float, ...]) -> HistogramTable:
@@ -204,6 +206,8 @@ class RankMetrics:
             self.series.set("memory_peak_bytes", max(size, self.series.get("memory_peak_bytes", peak_of) or 0), peak_of)
         for kind, size in sample.memory_limit_bytes.items():
             self.series.set("memory_limit_bytes", size, kind)
+        if sample.allocator_retries is not None:
+            self.series.set("allocator_retries", sample.allocator_retries)  # counted by the allocator itself
         for direction, size in sample.network_bytes.items():
             self.series.add("host_network_bytes", size, direction)
 

@@ -164,3 +164,4 @@ def test_the_allocators_figures_are_those_of_the_device() -> None:
     kept = torch.empty(1 << 20, device=device)
     found = allocator_bytes(device)
     assert found["reserved"] >= found["allocated"] >= kept.numel() * 4
+    assert found["retries"] >= 0

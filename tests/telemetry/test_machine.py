@@ -51,10 +51,11 @@ def test_damaged_heartbeats_are_left_out_and_newer_keys_passed_over(run: RunDire
 
 
 def test_a_sample_has_the_processs_memory_and_the_hosts_load() -> None:
-    sampler = HardwareSampler(memory_source=lambda: {"allocated": 70, "peak_allocated": 90})
+    sampler = HardwareSampler(memory_source=lambda: {"allocated": 70, "peak_allocated": 90, "retries": 2})
     first, second = sampler.sample(), sampler.sample()
     assert first.memory_bytes["resident"] == pytest.approx(psutil.Process().memory_info().rss, rel=0.5)
     assert (second.memory_bytes["allocated"], second.memory_bytes["peak_allocated"]) == (70, 90)
+    assert (second.allocator_retries, "retries" in second.memory_bytes) == (2, False)
     assert 0 < second.memory_bytes["host"] < second.memory_limit_bytes["host"] == psutil.virtual_memory().total
     assert 0 <= second.host_cpu_ratio <= 1
     assert first.network_bytes == {"sent": 0, "received": 0}

@@ -216,7 +216,7 @@ def test_a_memory_source_that_fails_is_said_once_and_the_rest_goes_on(start: Sta
 
 
 def test_hardware_clock_checkpoint_and_staleness_reach_the_metrics(start: Start) -> None:
-    telemetry = start(memory_source=lambda: {"allocated": 70})
+    telemetry = start(memory_source=lambda: {"allocated": 70, "retries": 3})
     telemetry.add_clock(3_700_000_000, 2000)
     telemetry.add_probe(stage=1, peer=2, start_ns=0, end_ns=1_000_000, bytes=10_000)
     telemetry.observe_staleness(2)
@@ -225,6 +225,7 @@ def test_hardware_clock_checkpoint_and_staleness_reach_the_metrics(start: Start)
     gauges = telemetry.metrics.series
     assert telemetry.flush(timeout_s=20)
     wait_until(lambda: gauges.get("checkpoint_age_seconds") is not None and gauges.get("memory_bytes", "allocated") is not None)
+    assert telemetry.metrics.registry.get_sample_value("pptoolkit_allocator_retries_total") == 3
     assert gauges.get("clock_offset_seconds") == 3.7
     assert gauges.get("link_probe_bytes_per_second", "1", "2", "activation") == 1e7
     assert telemetry.metrics.registry.get_sample_value("pptoolkit_gradient_staleness_steps_sum") == 2
