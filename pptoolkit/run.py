@@ -33,7 +33,7 @@ from pptoolkit.planner.step_costs import MeasuredStep
 from pptoolkit.planner.suggest import Suggestions, suggest
 from pptoolkit.telemetry import EventReader, RunDirectory, RunInfo, ScalarReader
 from pptoolkit.telemetry.event_reader import Skipped
-from pptoolkit.telemetry.heartbeat import Heartbeat, read_heartbeats
+from pptoolkit.telemetry.heartbeat import Heartbeat, HeartbeatReader
 
 
 class Run:
@@ -44,6 +44,7 @@ class Run:
         self._info = info
         self._reader = EventReader(directory)
         self._scalar_reader = ScalarReader(directory)
+        self._beats = HeartbeatReader(directory)
         self._records = Records(ranks=info.ranks)
         self._records.spans = spans_of(info)
         self._polled = False
@@ -149,8 +150,8 @@ class Run:
         return Derived(self._info, self._records, notices=self._reader.skipped.notices, heartbeats=self.heartbeats)
 
     def heartbeats(self) -> list[Heartbeat]:
-        """Return the latest heartbeat of every rank that has written one, by rank. Always read anew."""
-        return list(read_heartbeats(self.directory))
+        """Return the latest heartbeat of every rank that has written one, by rank; looked for at every call."""
+        return list(self._beats.read())
 
     # -- what it means -------------------------------------------------------------------------------------------------
 
