@@ -36,9 +36,11 @@ _PRESS = f"""async (key) => {{
     return performance.now() - began;
 }}"""
 # As the command starts it, but with its pages refreshed more often than once a second: 500 refreshes need not take 500 seconds.
+# Curves, which are drawn less often, are hurried likewise: the same refreshes bring the same pictures.
 _HURRIED = """
-import sys, dashboard.frame
+import sys, dashboard.data, dashboard.frame
 from streamlit.web.cli import main
+dashboard.data.CURVES_PAUSE_S *= {seconds} / dashboard.frame.REFRESH_S
 dashboard.frame.REFRESH_S = {seconds}
 sys.argv[0] = "streamlit"
 main()
