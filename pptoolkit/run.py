@@ -41,7 +41,8 @@ class Run:
 
     def __init__(self, directory: RunDirectory, info: RunInfo) -> None:
         self.directory = directory
-        self._info = info
+        self._info = self._info_read = info
+        self._info_identity = (-1, -1, -1)
         self._reader = EventReader(directory)
         self._scalar_reader = ScalarReader(directory)
         self._beats = HeartbeatReader(directory)
@@ -77,8 +78,8 @@ class Run:
         self._polled = True
         events, scalars = self._reader.poll(), self._scalar_reader.poll()
         try:
-            info = self.directory.read_info()
-        except RunError:
+            info = self._read_info()
+        except (RunError, OSError):
             info = self._info  # removed or damaged while we look: what was known stays known
         if not events.num_rows and not scalars and info == self._info:
             return False
@@ -87,6 +88,14 @@ class Run:
         self._records.add(events, scalars, ranks=info.ranks)
         self._derived = self._derive()
         return True
+
+    def _read_info(self) -> RunInfo:
+        # It is replaced as a whole, so another inode or time says that it changed; with a thousand ranks it takes long to check anew.
+        stat = self.directory.info_path.stat()
+        identity = stat.st_ino, stat.st_mtime_ns, stat.st_size
+        if identity != self._info_identity:
+            self._info_read, self._info_identity = self.directory.read_info(), identity
+        return self._info_read
 
     @property
     def events(self) -> pa.Table:
