@@ -156,11 +156,13 @@ def watch(browser: Any, root: Path, *, refreshes: int, refresh_s: float = 0.2) -
 
 
 def _wait_for_step(page: Any, step: int) -> None:
-    deadline = time.monotonic() + 60
-    while int(page.evaluate(f"() => {_FIND}?.dataset.last ?? -1")) < step:
-        if time.monotonic() > deadline:
-            raise RunError(f"the page did not show step {step} within 60 s; look at its log for why it stopped refreshing")
-        time.sleep(0.02)
+    from playwright.sync_api import TimeoutError
+
+    try:
+        # The page itself looks again and again: each question from here is a script of its own, and would count with the page's memory.
+        page.wait_for_function(f"(step) => Number({_FIND}?.dataset.last ?? -1) >= step", arg=step, polling=20, timeout=60_000)
+    except TimeoutError as error:
+        raise RunError(f"the page did not show step {step} within 60 s; look at its log for why it stopped refreshing") from error
 
 
 def _open(browser: Any, address: str) -> tuple[Any, float]:
