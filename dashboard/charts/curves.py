@@ -9,7 +9,6 @@ import pandas as pd
 from dashboard.charts.palette import RUN_COLORS
 
 MOST_POINTS = 800
-_STEPS = 10**9  # more than any run has
 HEIGHT = 240
 _DASHES = ([1, 0], [6, 5], [2, 3], [9, 3, 2, 3], [1, 6])  # no two of five that lie on each other hide one another
 
@@ -35,10 +34,8 @@ def curve_chart(runs: Mapping[str, pd.DataFrame], column: str, *, title: str, fa
         factor: From the frame's unit to the axis' unit.
         zero: Whether the axis begins at 0.
     """
-    parts = [
-        thin_out(frame, column).assign(run=name, key=lambda d, i=i: d["step"] + i * _STEPS) for i, (name, frame) in enumerate(runs.items())
-    ]
-    data = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["step", column, "run", "key"])
+    parts = [thin_out(frame, column).assign(run=name) for name, frame in runs.items()]
+    data = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["step", column, "run"])
     data = data.rename(columns={column: "value"}).assign(value=lambda d: d["value"].astype(float) * factor)
     several = len(runs) > 1
     legend = alt.Legend(title=None, orient="top", labelLimit=400, symbolType="stroke", symbolSize=400) if several else None
@@ -46,7 +43,6 @@ def curve_chart(runs: Mapping[str, pd.DataFrame], column: str, *, title: str, fa
         "run:N", scale=alt.Scale(domain=list(runs), range=[RUN_COLORS[i % len(RUN_COLORS)] for i in range(len(runs))]), legend=legend
     )
     base = alt.Chart(data).encode(
-        key="key:Q",  # a point stays itself when all rows come anew; else the browser keeps ten thousand old ones of each curve
         x=alt.X("step:Q", title="step", axis=alt.Axis(format="d", tickMinStep=1, grid=False), scale=alt.Scale(nice=False)),
         y=alt.Y("value:Q", title=title, scale=alt.Scale(zero=zero)),
         tooltip=[

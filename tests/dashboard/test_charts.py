@@ -57,18 +57,6 @@ def test_a_long_curve_is_averaged_to_a_bounded_number_of_points() -> None:
     assert thin["loss"].mean() == pytest.approx(3)
 
 
-def test_a_point_of_a_curve_keeps_its_key_when_rows_come_anew_and_no_two_share_one() -> None:
-    def keys(rows: int) -> list[int]:
-        frame = pd.DataFrame({"step": range(rows), "loss": np.linspace(3, 2, rows)})
-        spec = spec_of(curve_chart({"a": frame, "b": frame}, "loss", title="loss"))
-        assert [layer["encoding"]["key"]["field"] for layer in spec["layer"]] == ["key", "key"]
-        (data,) = spec["datasets"].values()
-        return list(data["key"])
-
-    assert set(keys(20)) < set(keys(21))
-    assert len(set(keys(20))) == 40
-
-
 def test_steps_without_a_finite_loss_leave_no_point() -> None:
     frame = pd.DataFrame({"step": [0, 1, 2, 3], "loss": [1.0, None, float("nan"), float("inf")]})
     assert thin_out(frame, "loss")["step"].tolist() == [0]
