@@ -159,7 +159,7 @@ def _wait_for_step(page: Any, step: int) -> None:
     from playwright.sync_api import TimeoutError
 
     try:
-        # The page itself looks again and again: each question from here is a script of its own, and would count with the page's memory.
+        # Asked once a step, and looked for inside the page: many questions from here would take the processor that both need.
         page.wait_for_function(f"(step) => Number({_FIND}?.dataset.last ?? -1) >= step", arg=step, polling=20, timeout=60_000)
     except TimeoutError as error:
         raise RunError(f"the page did not show step {step} within 60 s; look at its log for why it stopped refreshing") from error
