@@ -19,6 +19,7 @@ from benchmarks.large_runs import LargeRun
 from benchmarks.paired import Estimate, location
 from benchmarks.report import Result, argument_parser, at_most, describe_machine, fail, measured, show, tell
 from dashboard import data
+from dashboard.catalogue import settle
 from dashboard.data import WatchedRun
 from dashboard.timeline_message import Jump, build_message
 from pptoolkit.errors import PPToolkitError
@@ -29,27 +30,31 @@ REFRESH_GOAL_MS = 300
 REDRAW_GOAL_MS = 100
 MEMORY_GOAL_MIB = 20
 _BARS = 100_000
+_PARTS = ("sizes", "bars", "memory")
 
 
 def main() -> int:
     """Run the benchmark and return the exit code."""
     parser = argument_parser(__doc__ or "")
     parser.add_argument("--no-browser", action="store_true", help="leave out what needs Chromium")
+    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS, help="what to measure; default: all")
     options = parser.parse_args()
     tell(describe_machine())
     sizes = [(4, events) for events in EVENTS] + [(ranks, EVENTS[-1]) for ranks in RANKS]
     if options.quick:
         sizes = [(4, 10_000), (4, 100_000), (64, 100_000)]
     data.POLL_EVERY_S = 0.0  # two refreshes may follow at once here
+    settle()  # as the app does
     results: list[Result] = []
     try:
         with tempfile.TemporaryDirectory(prefix="pptoolkit-dashboard-") as name, chromium() as browser:
             if browser is None:
                 tell("no Chromium or no Playwright: first paint and redraw are left out")
-            for ranks, events in sizes:
+            for ranks, events in sizes if "sizes" in options.parts else []:
                 results += _measure(Path(name), None if options.no_browser else browser, ranks=ranks, events=events, quick=options.quick)
-            if browser is not None and not options.no_browser:
+            if browser is not None and not options.no_browser and "bars" in options.parts:
                 results += _many_bars(browser, Path(name), redraws=12 if options.quick else 30)
+            if browser is not None and not options.no_browser and "memory" in options.parts:
                 results += _memory(browser, Path(name), refreshes=40 if options.quick else 500)
     except PPToolkitError as error:
         return fail(error)

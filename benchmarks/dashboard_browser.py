@@ -36,9 +36,11 @@ _PRESS = f"""async (key) => {{
     return performance.now() - began;
 }}"""
 # As the command starts it, but with its pages refreshed more often than once a second: 500 refreshes need not take 500 seconds.
+# Curves, which are drawn less often, are hurried likewise: the same refreshes bring the same pictures.
 _HURRIED = """
-import sys, dashboard.frame
+import sys, dashboard.data, dashboard.frame
 from streamlit.web.cli import main
+dashboard.data.CURVES_PAUSE_S *= {seconds} / dashboard.frame.REFRESH_S
 dashboard.frame.REFRESH_S = {seconds}
 sys.argv[0] = "streamlit"
 main()
@@ -154,11 +156,13 @@ def watch(browser: Any, root: Path, *, refreshes: int, refresh_s: float = 0.2) -
 
 
 def _wait_for_step(page: Any, step: int) -> None:
-    deadline = time.monotonic() + 60
-    while int(page.evaluate(f"() => {_FIND}?.dataset.last ?? -1")) < step:
-        if time.monotonic() > deadline:
-            raise RunError(f"the page did not show step {step} within 60 s; look at its log for why it stopped refreshing")
-        time.sleep(0.02)
+    from playwright.sync_api import TimeoutError
+
+    try:
+        # Asked once a step, and looked for inside the page: many questions from here would take the processor that both need.
+        page.wait_for_function(f"(step) => Number({_FIND}?.dataset.last ?? -1) >= step", arg=step, polling=20, timeout=60_000)
+    except TimeoutError as error:
+        raise RunError(f"the page did not show step {step} within 60 s; look at its log for why it stopped refreshing") from error
 
 
 def _open(browser: Any, address: str) -> tuple[Any, float]:

@@ -15,6 +15,7 @@ import pandas as pd
 
 from dashboard.brief import Brief, build_brief
 from dashboard.bubble_causes import CauseFinder, usual_seconds
+from dashboard.recuts import Recut, cut_marks, find_recuts
 from dashboard.simulated import ideal_step, mean_passes
 from dashboard.timeline_message import Scene
 from dashboard.window import Lane, lanes_of
@@ -34,11 +35,11 @@ from pptoolkit.telemetry.event_reader import Skipped
 from pptoolkit.telemetry.heartbeat import Heartbeat
 
 POLL_EVERY_S = 0.25
+CURVES_PAUSE_S = 5.0
 ENDED = (RunState.FINISHED, RunState.FAILED, RunState.STOPPED)
 _LEAST_PAUSE_S = 1.5
-_CURVES_PAUSE_S = 5.0
 _SHARE = 8  # a result that took t seconds to make is kept for at least 8 t
-_BEATS_SHARE = 20  # likewise for signs of life, where a thousand files are read
+_BEATS_SHARE = 40  # likewise for signs of life, where a thousand files are read
 _OLDEST_BEATS_S = 2.0  # well below what makes a rank silent
 _T = TypeVar("_T")
 
@@ -202,7 +203,7 @@ class WatchedRun:
 
     def curves(self) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Return :meth:`losses` and :meth:`step_times`, some seconds old at most: each new picture of a curve costs the tab memory."""
-        return self._keep("curves", lambda: (self.losses(), self.step_times()), pause_s=_CURVES_PAUSE_S)
+        return self._keep("curves", lambda: (self.losses(), self.step_times()), pause_s=CURVES_PAUSE_S)
 
     def compare_with(self, before: "WatchedRun") -> Comparison:
         """Compare ``before`` with this run.
@@ -234,7 +235,13 @@ class WatchedRun:
             first, last = int(wanted["step"].min()), int(wanted["step"].max())
             timeline = self._keep("timeline", lambda: self._run.timeline((first, last + 1)), of=(first, last), lazily=False)
             lanes: tuple[Lane, ...] = lanes_of(self.info.stage_to_rank, ranks=self.info.ranks)
-            return Scene(timeline=timeline, steps=steps, lanes=lanes, silent=self._run.silent_ranks, finder=self._finder)
+            cuts = cut_marks(self.info)
+            return Scene(timeline=timeline, steps=steps, lanes=lanes, silent=self._run.silent_ranks, finder=self._finder, cuts=cuts)
+
+    def recuts(self) -> tuple[Recut, ...]:
+        """Return the changes of the cuts inside the run, with what was promised of each and what came; mostly there are none."""
+        with self._lock:
+            return self._keep("recuts", lambda: find_recuts(self.info, self._run.steps()))
 
     def learn_usual_times(self) -> None:
         """Take the medians of the steps so far as what is usual, before the causes of bubbles are asked for."""
@@ -257,7 +264,7 @@ class WatchedRun:
             timeline = self._run.timeline((step, step + 1))
             timeline = timeline[timeline["attempt"] == int(mine["attempt"].iloc[0])]
             lanes = lanes_of(self.info.stage_to_rank, ranks=self.info.ranks)
-            return Scene(timeline=timeline, steps=mine, lanes=lanes, silent=self._run.silent_ranks)
+            return Scene(timeline=timeline, steps=mine, lanes=lanes, silent=self._run.silent_ranks, cuts=cut_marks(self.info))
 
     def layer_costs(self) -> LayerCosts | None:
         """Return what each layer costs; None without usable steps or a layer list."""

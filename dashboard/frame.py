@@ -9,15 +9,16 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import altair as alt
 import pandas as pd
 import streamlit as st
 
-from dashboard.catalogue import Catalogue, Unreadable
+from dashboard.catalogue import Catalogue, Unreadable, settle
 from dashboard.charts.numbers import duration, size
 from dashboard.charts.palette import INK
+from dashboard.charts.spec import spec_of
 from dashboard.data import WatchedRun
 from pptoolkit.analysis.liveness import RunState
 from pptoolkit.errors import PPToolkitError
@@ -40,6 +41,7 @@ def runs_root() -> Path:
 
 @st.cache_resource(show_spinner=False)
 def _catalogue(root: str) -> Catalogue:
+    settle()
     return Catalogue(Path(root))
 
 
@@ -142,9 +144,13 @@ def refresh_every(run: WatchedRun) -> float:
     return REFRESH_S if run.is_live() else 5 * REFRESH_S
 
 
-def show_chart(chart: alt.Chart | alt.LayerChart, *, key: str) -> None:
+def show_chart(chart: alt.Chart | alt.LayerChart, *, key: str, height: int | Literal["content"] = "content") -> None:
     """Show a chart over the whole width; its menu saves it as PNG or SVG."""
-    st.altair_chart(chart, key=key, width="stretch")
+    # Streamlit leaves air around legends and axes for a page with one chart; here several stand under each other.
+    close = chart.properties(padding={"left": 0, "top": 4, "right": 6, "bottom": 0})
+    close = close.configure_axis(labelPadding=8, titlePadding=8).configure_axisY(labelFlush=False)
+    close = close.configure_legend(offset=8, padding=2, symbolOpacity=1)
+    st.vega_lite_chart(spec_of(close), key=key, width="stretch", height=height)
 
 
 def table(rows: pd.DataFrame, *, key: str, **how: Any) -> None:

@@ -4,6 +4,7 @@ import pandas as pd
 
 from dashboard.charts.intervals import StepTime
 from dashboard.data import WatchedRun
+from pptoolkit.analysis.segments import segments_of
 from pptoolkit.errors import PPToolkitError
 
 
@@ -16,13 +17,14 @@ def history_rows(runs: list[WatchedRun]) -> pd.DataFrame:
             plan = run.info.read_plan()
         except PPToolkitError:
             continue
+        recut = len(segments_of(run.info)) > 1
         p, achieved = plan.prediction, run.brief().step_time_s
         if p is None:
             continue
         rows.append(
             {
                 "run": run.name,
-                "parent": run.info.parent or (plan.origin.run if plan.origin else None),
+                "parent": "itself, while it trained" if recut else run.info.parent or (plan.origin.run if plan.origin else None),
                 "plan": f"{plan.schedule}, cuts {', '.join(map(str, plan.cuts)) or 'none'}",
                 "predicted": 1e3 * p.step_time_s,
                 "low": 1e3 * p.low_s,

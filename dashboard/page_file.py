@@ -8,6 +8,7 @@ from pathlib import Path
 from dashboard.charts.numbers import duration, number, percent, size
 from dashboard.charts.palette import STATE_COLORS, STATE_LABELS, ink_on
 from dashboard.components.gantt.source import source
+from dashboard.recuts import cut_marks
 from dashboard.timeline_message import Jump, Panel, Scene, build_message
 from dashboard.view_state import ViewState
 from dashboard.window import lanes_of
@@ -61,6 +62,7 @@ def page_text(run: Run) -> str:
     parts = [f"<h1>{name}</h1>", f'<p class="soft">{escape(_plan_words(report))}</p>', _numbers(report)]
     if report.verdict is not None:
         parts.append(f"<p>{escape(_sentence(report.verdict.evidence))}</p>")
+    parts += [f"<p>{escape(_sentence(f'cut anew before {one.sentence}'))}</p>" for one in report.segments if one.sentence]
     parts += [f'<p class="soft">{escape(_sentence(text))}</p>' for text in report.missing]
     parts.append(_gantt(scene) if scene is not None else "<p>No rank has finished a step, so there is no timeline.</p>")
     parts += [_accounting(report), _stages(report), _links(report)]
@@ -90,7 +92,7 @@ def newest_scene(run: Run) -> Scene | None:
     shown = steps.tail(max(1, int(MOST_EVENTS / per_step)))
     lanes = lanes_of(run.info.stage_to_rank, ranks=run.info.ranks)
     timeline = run.timeline((int(shown["step"].min()), int(shown["step"].max()) + 1))
-    return Scene(timeline=timeline, steps=shown.reset_index(drop=True), lanes=lanes, silent=run.silent_ranks)
+    return Scene(timeline=timeline, steps=shown.reset_index(drop=True), lanes=lanes, silent=run.silent_ranks, cuts=cut_marks(run.info))
 
 
 def _gantt(scene: Scene) -> str:

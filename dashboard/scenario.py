@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import pandas as pd
+
 from dashboard.simulated import mean_passes
 from pptoolkit.errors import PPToolkitError
 from pptoolkit.planner.partition import minimax_cuts
@@ -99,6 +101,36 @@ def step_parts(measured: MeasuredStep, scenario: Scenario) -> Mapping[str, float
     linked = simulate(schedule, replace(costs, before_s={}, after_s={}, joined_end=True)).step_time_s
     levels = (0.0, compute_s, even_s, uneven.step_time_s, linked, whole.step_time_s)
     return dict(zip(PARTS, (after - before for before, after in pairwise(levels)), strict=True))
+
+
+def scenario_rows(measured: MeasuredStep, steps: Mapping[str, tuple[Scenario, SimulatedStep]]) -> pd.DataFrame:
+    """Return one row a simulated step: what was asked, and what came of it; the measured step of the run above them."""
+    own = own_scenario(measured)
+    rows = [{**_asked("measured", own), "step_time_ms": 1e3 * measured.step_time.median}]
+    for name, (scenario, step) in steps.items():
+        rows.append(
+            {
+                **_asked(name, scenario),
+                "step_time_ms": 1e3 * step.step_time_s,
+                "bubble_ratio": step.bubble_ratio,
+                "memory_peak_bytes": max(step.memory_high_water_bytes, default=0) or None,
+            }
+        )
+    table = pd.DataFrame(rows)
+    table.insert(len(_asked("", own)), "ms_per_micro_batch", table["step_time_ms"] / table["micro_batches"])
+    return table
+
+
+def _asked(name: str, scenario: Scenario) -> dict[str, object]:
+    return {
+        "step": name,
+        "schedule": scenario.schedule,
+        "cuts": " ".join(map(str, scenario.cuts)),
+        "micro_batches": scenario.micro_batches,
+        "link_factor": scenario.link_factor,
+        "slow_rank": scenario.slow_rank,
+        "slow_factor": scenario.slow_factor if scenario.slow_rank is not None else 1.0,
+    }
 
 
 def _equalised(costs: Costs, schedule: Schedule) -> Costs:

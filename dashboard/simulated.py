@@ -1,5 +1,7 @@
 """Simulated steps as the Gantt shows them: the same scene as a measured run's, made by the simulator."""
 
+from collections.abc import Mapping
+
 import pandas as pd
 
 from dashboard.timeline_message import Scene
@@ -8,7 +10,7 @@ from pptoolkit.analysis.steps import step_windows
 from pptoolkit.schedule import ActionKind, Schedule
 from pptoolkit.simulator import Costs, MemoryCosts, SimulatedStep, equal_costs, simulate
 from pptoolkit.simulator.events import EventSettings, to_events
-from pptoolkit.telemetry.events import EVENT_SCHEMA
+from pptoolkit.telemetry.events import EVENT_SCHEMA, Op
 
 
 def simulated_scene(step: SimulatedStep, *, number: int = 0, memory: MemoryCosts | None = None) -> Scene:
@@ -21,6 +23,25 @@ def simulated_scene(step: SimulatedStep, *, number: int = 0, memory: MemoryCosts
     return Scene(
         timeline=timeline, steps=step_windows(timeline, ranks=schedule.ranks), lanes=lanes_of(schedule.stage_to_rank, ranks=schedule.ranks)
     )
+
+
+def op_rows(steps: Mapping[str, Scene]) -> pd.DataFrame:
+    """Return every op of simulated steps: step, rank, stage, op, micro_batch, start_ms and end_ms since the step's begin.
+
+    Args:
+        steps: Scenes by the name that the first column gives them.
+    """
+    parts = []
+    for name, scene in steps.items():
+        ops = scene.timeline[scene.timeline["op"] != int(Op.STEP)]
+        ops = ops.assign(
+            simulated=name,
+            op=ops["op"].map(lambda op: Op(op).name.lower()),
+            start_ms=(ops["start_ns"] - scene.start_ns) / 1e6,
+            end_ms=(ops["end_ns"] - scene.start_ns) / 1e6,
+        )
+        parts.append(ops[["simulated", "rank", "stage", "op", "micro_batch", "start_ms", "end_ms"]])
+    return pd.concat(parts, ignore_index=True).sort_values(["simulated", "rank", "start_ms"], kind="stable", ignore_index=True)
 
 
 def ideal_step(schedule: Schedule, *, forward_s: float, backward_s: float) -> SimulatedStep:

@@ -34,6 +34,7 @@ class Scene:
         lanes: Rows.
         silent: Ranks of the layout that have sent nothing.
         finder: Tells the causes of bubbles.
+        cuts: First step and cuts of each plan that held; empty where there was only one.
     """
 
     timeline: pd.DataFrame
@@ -41,6 +42,7 @@ class Scene:
     lanes: tuple[Lane, ...]
     silent: frozenset[int] = frozenset()
     finder: CauseFinder = field(default_factory=CauseFinder)
+    cuts: tuple[tuple[int, str], ...] = ()
 
     @property
     def start_ns(self) -> int:
@@ -85,6 +87,7 @@ class Panel:
         closed: Nobody answers the canvas: it gets all that it may show at once.
         levels: Whether there is anything to draw under the rows.
         live: More steps may come.
+        numbered: Steps have numbers that mean something; a simulated one has none.
     """
 
     max_height_px: int = MAX_HEIGHT_PX
@@ -95,6 +98,7 @@ class Panel:
     closed: bool = False
     levels: bool = True
     live: bool = False
+    numbered: bool = True
 
 
 def build_message(scene: Scene, view: ViewState | None, jump: Jump, *, panel: Panel | None = None) -> bytes:
@@ -117,11 +121,13 @@ def build_message(scene: Scene, view: ViewState | None, jump: Jump, *, panel: Pa
         "merged": bool((window.bars["count"] > 1).any()),
         "events": window.events,
         "last_step": int(scene.steps["step"].iloc[-1]),
+        "cuts": cut_places(scene),
         "max_height": panel.max_height_px,
         "plain": panel.plain,
         "still": panel.still,
         "closed": panel.closed,
         "live": panel.live,
+        "numbered": panel.numbered,
         "axis": panel.axis,
         "lanes": [_lane(lane, scene.silent) for lane in scene.lanes],
         "ops": {
@@ -227,6 +233,19 @@ def overview(steps: pd.DataFrame, origin_ns: int, *, most: int = OVERVIEW_STEPS)
         "end": ((steps["end_ns"].to_numpy()[last] - origin_ns) / 1e3).tolist(),
         "length": (longest * 1e6).tolist(),
     }
+
+
+def cut_places(scene: Scene) -> list[dict[str, Any]]:
+    """Return for each plan that held in the run its first step, its cuts, and where it begins, in microseconds.
+
+    A plan whose first step is not among the steps of the scene begins with the next one that is; where none is left, nowhere.
+    """
+    places = []
+    for first, words in scene.cuts:
+        later = scene.steps["start_ns"][scene.steps["step"] >= first]
+        at_us = (int(later.min()) - scene.start_ns) / 1e3 if len(later) else None
+        places.append({"step": first, "cuts": words, "at": at_us})
+    return places
 
 
 def _lane(lane: Lane, silent: frozenset[int]) -> dict[str, Any]:

@@ -30,7 +30,10 @@ for _op, _style in OP_STYLES.items():
     _THIN[_op] = _style.thin
 _LANE_SHIFT = 48
 _EVENT_COLUMNS = ("step", "stage", "micro_batch", "op", "peer", "start_ns", "end_ns", "bytes", "rank", "attempt")
+_BAR_SOURCES = ("step", "stage", "micro_batch", "op", "peer", "start_ns", "end_ns", "bytes", "lane")
 _SPAN_SOURCES = ("op", "start_ns", "end_ns", "step", "attempt", "lane")
+_COMPUTES = np.zeros(256, dtype=bool)
+_COMPUTES[[int(op) for op in COMPUTE_OPS]] = True
 _BACKWARDS = [int(op) for op in COMPUTE_OPS if op is not Op.FORWARD]
 
 BAR_COLUMNS: tuple[tuple[str, str], ...] = (
@@ -168,7 +171,7 @@ def _touching(columns: dict[str, _Array], start_ns: int, end_ns: int) -> tuple[d
     around = possible & (columns["step"] >= steps.min()) & (columns["step"] <= steps.max())
     drawn = np.flatnonzero(inside & _DRAWN[columns["op"]])
     chosen = slice(None) if around.all() else np.flatnonzero(around)
-    return {name: values[drawn] for name, values in columns.items()}, {name: columns[name][chosen] for name in _SPAN_SOURCES}
+    return {name: columns[name][drawn] for name in _BAR_SOURCES}, {name: columns[name][chosen] for name in _SPAN_SOURCES}
 
 
 def _merge(events: dict[str, _Array], origin_ns: int, pixel_ns: float) -> dict[str, _Array]:
@@ -178,20 +181,19 @@ def _merge(events: dict[str, _Array], origin_ns: int, pixel_ns: float) -> dict[s
     wide["count"] = np.ones(len(wide["op"]), dtype=np.int64)
     if not narrow.any():
         return _renamed(wide)
-    small = {name: values[narrow] for name, values in events.items()}
-    merged = _merge_narrow(small, origin_ns, pixel_ns)
+    merged = _merge_narrow(events, np.flatnonzero(narrow), origin_ns, pixel_ns)
     return _renamed({name: np.concatenate([wide[name], merged[name]]) for name in wide})
 
 
-def _merge_narrow(small: dict[str, _Array], origin_ns: int, pixel_ns: float) -> dict[str, _Array]:
-    """Merge events that begin in the same pixel of the same row and track; a lone one stays itself."""
-    pixel = np.floor((small["start_ns"] - origin_ns) / pixel_ns).astype(np.int64)
+def _merge_narrow(events: dict[str, _Array], narrow: _Array, origin_ns: int, pixel_ns: float) -> dict[str, _Array]:
+    """Merge those events, at the places ``narrow``, that begin in the same pixel of the same row and track; a lone one stays itself."""
+    pixel = np.floor((events["start_ns"][narrow] - origin_ns) / pixel_ns).astype(np.int64)
     pixel -= pixel.min()
-    track = small["lane"].astype(np.int64) * 2 + _THIN[small["op"]]
+    track = events["lane"][narrow].astype(np.int64) * 2 + _THIN[events["op"][narrow]]
     cell = track * (int(pixel.max()) + 1) + pixel
     order = np.argsort(cell, kind="stable")
-    cell = cell[order]
-    small = {name: values[order] for name, values in small.items()}
+    cell, place = cell[order], narrow[order]
+    small = {name: values[place] for name, values in events.items()}
     first = np.flatnonzero(np.r_[True, cell[1:] != cell[:-1]])
     count = np.diff(np.r_[first, len(cell)])
 
@@ -212,20 +214,21 @@ def _dominant_op(small: dict[str, _Array], first: _Array, count: _Array) -> _Arr
     """Return for each merged bar the op that fills most of it."""
     length = np.maximum(small["end_ns"] - small["start_ns"], 1).astype(np.float64)
     bar = np.repeat(np.arange(len(first)), count)
-    filled = np.zeros((len(OP_STYLES), len(first)))
     ops = np.array([int(op) for op in OP_STYLES], dtype=np.uint8)
-    for row, op in enumerate(ops):
-        of_op = small["op"] == op
-        filled[row] = np.bincount(bar[of_op], weights=length[of_op], minlength=len(first))
-    dominant: _Array = ops[filled.argmax(axis=0)]
+    column = np.zeros(256, dtype=np.int64)
+    column[ops] = np.arange(len(ops))
+    filled = np.bincount(bar * len(ops) + column[small["op"]], weights=length, minlength=len(first) * len(ops))
+    dominant: _Array = ops[filled.reshape(len(first), len(ops)).argmax(axis=1)]
     return dominant
 
 
 def _spans(columns: dict[str, _Array]) -> dict[str, _Array]:
     """Return for each row and step where it begins and ends, and where warm-up ends and cool-down begins."""
     whole = columns["op"] == int(Op.STEP)
-    drawn = {name: values[_DRAWN[columns["op"]]] for name, values in columns.items()}
-    source = {name: values[whole] for name, values in columns.items()} if whole.any() else drawn
+    computes = np.flatnonzero(_COMPUTES[columns["op"]])
+    computed = {name: values[computes] for name, values in columns.items()}
+    edges = np.flatnonzero(whole if whole.any() else _DRAWN[columns["op"]])
+    source = {name: values[edges] for name, values in columns.items()}
     keys, of = np.unique(_row_step(source), return_inverse=True)
     if not len(keys):
         empty = np.zeros(0, dtype=np.int64)
@@ -239,11 +242,11 @@ def _spans(columns: dict[str, _Array]) -> dict[str, _Array]:
         (_BACKWARDS, "start_ns", np.minimum, warm),
         ([int(Op.FORWARD)], "end_ns", np.maximum, cool),
     ):
-        chosen = np.isin(drawn["op"], ops)
-        row_step = _row_step(drawn)[chosen]
+        chosen = np.isin(computed["op"], ops)
+        row_step = _row_step(computed)[chosen]
         at = np.minimum(np.searchsorted(keys, row_step), len(keys) - 1)
         known = keys[at] == row_step
-        found = _extreme(pick, drawn[side][chosen][known], at[known], len(keys))
+        found = _extreme(pick, computed[side][chosen][known], at[known], len(keys))
         has = np.bincount(at[known], minlength=len(keys)) > 0
         target[has] = found[has]
     # GPipe runs all forwards first: then there is no steady phase, and cool-down begins where warm-up ends.

@@ -49,10 +49,15 @@ class Picture:
     height: int = 900
 
 
-def pictures(*, first: str, second: str, live: str) -> list[Picture]:
-    """Return what is photographed; the arguments are names of runs."""
+def pictures(*, first: str, second: str, live: str, recut: str | None) -> list[Picture]:
+    """Return what is photographed; the arguments are names of runs, ``recut`` of one that was cut anew while it trained."""
     gantt = ".gantt[data-bars]"
+    cut_anew = [
+        Picture(name="timeline-cut-anew", path=f"/timeline?run={recut}&window=2330000-2740000", ready=(gantt, CHART), height=1030),
+        Picture(name="rebalance-cut-anew", path=f"/rebalance?run={recut}", ready=(CHART, gantt), height=2330),
+    ]
     return [
+        *(cut_anew if recut is not None else []),
         Picture(name="runs", path="/", ready=("[data-testid=stDataFrame]", CHART), height=1040),
         Picture(name="timeline", path=f"/timeline?run={live}", ready=(gantt, CHART), height=1030),
         Picture(
@@ -83,11 +88,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if options.runs is None:
             live = demo_runs(Path(folder) / "runs")
-            wanted = pictures(first="gpt-1-equal-layers", second="gpt-2-suggested-cuts", live=live.run_id)
+            wanted = pictures(first="gpt-1-equal-layers", second="gpt-2-suggested-cuts", live=live.run_id, recut="gpt-5-cut-anew")
         else:
             live = None
             names = sorted((path.parent for path in options.runs.glob("*/run.json")), key=lambda path: path.stat().st_mtime)
-            wanted = pictures(first=names[0].name, second=with_parent(names).name, live=names[-1].name)
+            wanted = pictures(first=names[0].name, second=with_parent(names).name, live=names[-1].name, recut=None)
         # Started in the folder above the runs, so that the pictures show short paths.
         where = Path(folder) if options.runs is None else Path.cwd()
         with serving(options.runs or Path("runs"), where) as address:

@@ -33,7 +33,7 @@ from pptoolkit.planner.step_costs import MeasuredStep
 from pptoolkit.planner.suggest import Suggestions, suggest
 from pptoolkit.telemetry import EventReader, RunDirectory, RunInfo, ScalarReader
 from pptoolkit.telemetry.event_reader import Skipped
-from pptoolkit.telemetry.heartbeat import Heartbeat, read_heartbeats
+from pptoolkit.telemetry.heartbeat import Heartbeat, HeartbeatReader
 
 
 class Run:
@@ -41,9 +41,11 @@ class Run:
 
     def __init__(self, directory: RunDirectory, info: RunInfo) -> None:
         self.directory = directory
-        self._info = info
+        self._info = self._info_read = info
+        self._info_identity = (-1, -1, -1)
         self._reader = EventReader(directory)
         self._scalar_reader = ScalarReader(directory)
+        self._beats = HeartbeatReader(directory)
         self._records = Records(ranks=info.ranks)
         self._records.spans = spans_of(info)
         self._polled = False
@@ -76,8 +78,8 @@ class Run:
         self._polled = True
         events, scalars = self._reader.poll(), self._scalar_reader.poll()
         try:
-            info = self.directory.read_info()
-        except RunError:
+            info = self._read_info()
+        except (RunError, OSError):
             info = self._info  # removed or damaged while we look: what was known stays known
         if not events.num_rows and not scalars and info == self._info:
             return False
@@ -86,6 +88,14 @@ class Run:
         self._records.add(events, scalars, ranks=info.ranks)
         self._derived = self._derive()
         return True
+
+    def _read_info(self) -> RunInfo:
+        # It is replaced as a whole, so another inode or time says that it changed; with a thousand ranks it takes long to check anew.
+        stat = self.directory.info_path.stat()
+        identity = stat.st_ino, stat.st_mtime_ns, stat.st_size
+        if identity != self._info_identity:
+            self._info_read, self._info_identity = self.directory.read_info(), identity
+        return self._info_read
 
     @property
     def events(self) -> pa.Table:
@@ -149,8 +159,8 @@ class Run:
         return Derived(self._info, self._records, notices=self._reader.skipped.notices, heartbeats=self.heartbeats)
 
     def heartbeats(self) -> list[Heartbeat]:
-        """Return the latest heartbeat of every rank that has written one, by rank. Always read anew."""
-        return list(read_heartbeats(self.directory))
+        """Return the latest heartbeat of every rank that has written one, by rank; looked for at every call."""
+        return list(self._beats.read())
 
     # -- what it means -------------------------------------------------------------------------------------------------
 

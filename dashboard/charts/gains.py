@@ -48,4 +48,4 @@ def gain_chart(rows: pd.DataFrame) -> alt.LayerChart:
     if len(promised):
         tick = alt.Chart(promised).mark_tick(thickness=4, size=26)
         layers.append(tick.encode(y=y, x=alt.X("promised:Q"), color=alt.Color("mark:N", scale=scale), tooltip=tooltip))
-    return alt.LayerChart(layer=layers).properties(height=40 * len(data) + 110)
+    return alt.LayerChart(layer=layers).properties(height=34 * len(data) + 74)

@@ -50,7 +50,7 @@ def heat_chart(rows: pd.DataFrame) -> alt.LayerChart:
             alt.Tooltip("ms:Q", title="compute, ms", format=".3f"),
         ],
     )
-    height = 32 * len(stages) + 60
+    height = 30 * len(stages) + 46
     if columns > 20 or len(stages) > 24:
         return alt.LayerChart(layer=[cells]).properties(height=min(height, 620))
     dark = 0.45 * float(rows["ms"].min()) + 0.55 * float(rows["ms"].max())

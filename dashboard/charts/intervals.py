@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import altair as alt
 import pandas as pd
 
+from dashboard.charts.numbers import number
 from dashboard.charts.palette import RUN_COLORS
 
 KIND_COLORS = {"measured": RUN_COLORS[0], "predicted": "#e69f00", "others": "#8f8f99"}
@@ -22,18 +23,16 @@ class StepTime:
     high_s: float
 
 
+def interval_rows(rows: Sequence[StepTime]) -> pd.DataFrame:
+    """Return label, kind and, in ms, value, low and high of each row."""
+    return pd.DataFrame(
+        [(r.label, r.kind, r.seconds * 1e3, r.low_s * 1e3, r.high_s * 1e3) for r in rows], columns=["label", "kind", "ms", "low", "high"]
+    )
+
+
 def interval_chart(rows: Sequence[StepTime]) -> alt.LayerChart:
     """Draw one dot with its 95 % interval a row, in ms."""
-    data = pd.DataFrame(
-        {
-            "label": [r.label for r in rows],
-            "kind": [r.kind for r in rows],
-            "ms": [r.seconds * 1e3 for r in rows],
-            "low": [r.low_s * 1e3 for r in rows],
-            "high": [r.high_s * 1e3 for r in rows],
-            "text": [f"{r.seconds * 1e3:.4g} ms" for r in rows],
-        }
-    )
+    data = interval_rows(rows).assign(text=[_label(r.seconds * 1e3) for r in rows])
     kinds = [kind for kind in KIND_COLORS if (data["kind"] == kind).any()]
     color = alt.Color("kind:N", scale=alt.Scale(domain=kinds, range=[KIND_COLORS[k] for k in kinds]), legend=None)
     low, high = (float(data["low"].min()), float(data["high"].max())) if len(data) else (0.0, 1.0)
@@ -59,4 +58,8 @@ def interval_chart(rows: Sequence[StepTime]) -> alt.LayerChart:
     )
     dot = base.mark_point(filled=True, size=110, opacity=1).encode(x=alt.X("ms:Q", scale=scale))
     text = base.mark_text(align="left", dx=10, dy=-11, fontSize=12, fontWeight=600).encode(x=alt.X("ms:Q", scale=scale), text="text:N")
-    return alt.LayerChart(layer=[bar, dot, text]).properties(height=38 * len(rows) + 60)
+    return alt.LayerChart(layer=[bar, dot, text]).properties(height=34 * len(rows) + 50)
+
+
+def _label(ms: float) -> str:
+    return f"{ms:,.0f} ms" if ms >= 1000 else f"{number(ms)} ms"

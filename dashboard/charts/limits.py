@@ -48,7 +48,7 @@ def limit_chart(bars: Sequence[Against], *, title: str, value: str, limit: str) 
     color = alt.Color(
         "kind:N",
         scale=alt.Scale(domain=[value, limit] if has_limit else [value], range=[RUN_COLORS[0], RUN_COLORS[1]]),
-        legend=alt.Legend(title=None, orient="top", labelLimit=300, symbolType="square"),
+        legend=alt.Legend(title=None, orient="top", labelLimit=300, symbolType="square") if has_limit else None,  # else the axis says it
     )
     tooltip = [
         alt.Tooltip("label:N", title="what"),
@@ -65,4 +65,4 @@ def limit_chart(bars: Sequence[Against], *, title: str, value: str, limit: str) 
         .encode(y=y, x=alt.X("limit:Q", title=title), color=alt.Color("mark:N", scale=color["scale"]), tooltip=tooltip)
     )
     layers = [bar, spread, tick] if len(known) else [bar, spread]
-    return alt.LayerChart(layer=layers).properties(height=32 * len(labels) + 90)
+    return alt.LayerChart(layer=layers).properties(height=30 * len(labels) + (80 if len(known) else 50))

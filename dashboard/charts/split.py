@@ -66,4 +66,4 @@ def split_chart(rows: pd.DataFrame) -> alt.LayerChart:
         ],
     )
     text = base.mark_text(fontSize=12, fontWeight=600).encode(x="middle:Q", text="text:N", color=alt.Color("ink:N", scale=None))
-    return alt.LayerChart(layer=[bars, text]).properties(height=30 * len(order) + 120)
+    return alt.LayerChart(layer=[bars, text]).properties(height=28 * len(order) + 80)

@@ -58,4 +58,4 @@ def spread_chart(rows: pd.DataFrame) -> alt.LayerChart:
             tooltip=[alt.Tooltip("row:N", title="stage"), alt.Tooltip("step:Q", format="d"), alt.Tooltip("ms:Q", format=".4~g")],
         )
     )
-    return alt.LayerChart(layer=[whisker, box, middle, point]).properties(height=min(34 * len(names) + 70, 700))
+    return alt.LayerChart(layer=[whisker, box, middle, point]).properties(height=min(30 * len(names) + 50, 700))

@@ -61,4 +61,4 @@ def stacked_chart(
         ],
     )
     text = base.mark_text(fontSize=12, fontWeight=600).encode(x="middle:Q", text="text:N", color=alt.Color("ink:N", scale=None))
-    return alt.LayerChart(layer=[marks, text]).properties(height=row_height * max(len(bars), 1) + 110)
+    return alt.LayerChart(layer=[marks, text]).properties(height=row_height * max(len(bars), 1) + 74)

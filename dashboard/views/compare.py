@@ -6,13 +6,15 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.charts.curves import curve_chart
-from dashboard.charts.intervals import StepTime, interval_chart
+from dashboard.charts.intervals import StepTime, interval_chart, interval_rows
 from dashboard.charts.numbers import duration, percent
 from dashboard.charts.palette import STATE_LABELS
 from dashboard.components.gantt import gantt, last_view
 from dashboard.data import WatchedRun
-from dashboard.frame import catalogue, choose_run, offer_tables, refresh, refresh_every, say, section
+from dashboard.frame import catalogue, choose_run, offer_tables, refresh, refresh_every, say, section, show_chart
+from dashboard.recuts import list_cuts
 from dashboard.timeline_message import Jump, Panel, build_message
+from pptoolkit.analysis.segments import info_at
 from pptoolkit.errors import PPToolkitError
 from pptoolkit.planner.compare import Comparison, LossComparison
 
@@ -51,14 +53,15 @@ def _live(before: WatchedRun, after: WatchedRun) -> None:
         return
     section("Step time")
     _headline(comparison)
-    st.altair_chart(interval_chart(step_times(comparison)), key="compare-intervals")
+    times = step_times(comparison)
+    show_chart(interval_chart(times), key="compare-intervals")
     _timelines(before, after)
     _losses(before, after, comparison.losses)
     section("Where the difference comes from", "Time of a step by what the ranks do in it, mean over the ranks.")
     rows = difference_rows(comparison)
     st.dataframe(rows, key="difference", hide_index=True, column_config=_columns(), alt="One row per part of the step")
     losses = pd.concat([run.losses().assign(run=run.name) for run in (before, after)], ignore_index=True)
-    offer_tables(after.name, {"difference": rows, "losses": losses})
+    offer_tables(after.name, {"step times": interval_rows(times), "difference": rows, "losses": losses})
 
 
 def _headline(comparison: Comparison) -> None:
@@ -93,7 +96,8 @@ def _timelines(before: WatchedRun, after: WatchedRun) -> None:
     known = [(run, scene) for run, scene in scenes if scene is not None]
     reach_us = max((scene.end_ns - scene.start_ns) / 1e3 for _, scene in known) if known else 0.0
     for place, (run, scene) in enumerate(known):
-        st.text(f"{run.name}: {duration((scene.end_ns - scene.start_ns) / 1e9)}")
+        cuts = list_cuts(info_at(run.info, int(step)).read_plan().cuts)
+        st.text(f"{run.name}, cuts {cuts}: {duration((scene.end_ns - scene.start_ns) / 1e9)}")
         key = f"gantt-compare-{place}-{run.name}"
         panel = Panel(still=True, plain=True, axis="time in step", reach_us=reach_us, levels=False, max_height_px=300)
         jump = Jump(token=f"{step}/{reach_us:.0f}", window_us=(0.0, reach_us))
@@ -146,7 +150,7 @@ def _losses(before: WatchedRun, after: WatchedRun, losses: LossComparison | None
         say(":material/hourglass_empty:", "Neither run has reported a loss yet.")
         return
     st.text(loss_sentence(losses))
-    st.altair_chart(curve_chart(frames, "loss", title="loss"), key="compare-loss", height=230)
+    show_chart(curve_chart(frames, "loss", title="loss"), key="compare-loss", height=230)
 
 
 def loss_sentence(losses: LossComparison | None) -> str:

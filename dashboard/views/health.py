@@ -84,7 +84,10 @@ def _live(run: WatchedRun) -> None:
         height=_height(len(found)),
         alt="One row per rank",
     )
-    offer_tables(run.name, {"ranks": rows.assign(state=[p[0] for p in rows["state"]])})
+    tables = {"ranks": rows.assign(state=[p[0] for p in rows["state"]])}
+    if uncertainty := run.clock_uncertainty_s():
+        tables["clocks"] = pd.DataFrame({"rank": list(uncertainty), "uncertainty_us": [s * 1e6 for s in uncertainty.values()]})
+    offer_tables(run.name, tables)
 
 
 def _headline(run: WatchedRun, found: tuple[RankPulse, ...], told: tuple[Alert, ...]) -> None:

@@ -34,7 +34,11 @@ def _live(run: WatchedRun) -> None:
         say_waiting(run, "There are no complete steps to take statistics from yet.")
         return
     _links(report.links, report.usable_steps)
-    _memory(run)
+    tables = _memory(run)
+    if report.links:
+        tables["links"] = link_rows(report.links)
+    if tables:
+        offer_tables(run.name, tables)
 
 
 def _links(links: tuple[LinkMeasure, ...], steps: int) -> None:
@@ -149,7 +153,8 @@ def _link_columns() -> dict[str, Any]:
     }
 
 
-def _memory(run: WatchedRun) -> None:
+def _memory(run: WatchedRun) -> dict[str, pd.DataFrame]:
+    """Show what each rank holds; return the tables for saving."""
     section(
         "Memory per rank",
         "The peak over the usable steps. What is left to the limit is what deeper pipelines or larger micro-batches can use.",
@@ -158,7 +163,7 @@ def _memory(run: WatchedRun) -> None:
     found = rank_memory(events, run.info, read_limits(run.path))
     if not found:
         st.text("No rank has measured its memory.")
-        return
+        return {}
     mib = 1 << 20
     bars = [
         Against(label=m.label, value=m.peak_bytes / mib, limit=m.limit_bytes / mib if m.limit_bytes else None) for m in found[:MOST_BARS]
@@ -172,9 +177,7 @@ def _memory(run: WatchedRun) -> None:
     )
     by_batch = by_micro_batch(events)
     show_chart(_micro_batch_chart(by_batch), key="memory-micro-batch")
-    offer_tables(
-        run.name, {"memory by micro-batch": by_batch, "memory by rank": memory_rows(found), "links": link_rows(run.report().links)}
-    )
+    return {"memory by micro-batch": by_batch, "memory by rank": memory_rows(found)}
 
 
 def memory_rows(found: tuple[RankMemory, ...]) -> pd.DataFrame:

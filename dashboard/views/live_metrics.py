@@ -55,17 +55,20 @@ def _live(server: Prometheus) -> None:
 def _one(server: Prometheus, run_id: str) -> None:
     section("Time of a step, rank by rank", "Mean over the last two minutes. Blue is useful work; whatever waits is waiting for something.")
     parts = split_of(server, run_id)
+    tables: dict[str, pd.DataFrame] = {}
     if not parts:
         st.text("No rank of this run has done a step in the last two minutes.")
     else:
         shown = dict(sorted(parts.items())[:MOST_RANKS])
-        rows = split_rows(shown, {})
-        show_chart(split_chart(rows), key="prometheus-split")
-        offer_tables(run_id, {"time by rank": rows})
+        tables["time by rank"] = split_rows(shown, {})
+        show_chart(split_chart(tables["time by rank"]), key="prometheus-split")
     curve = curve_of(server, run_id, minutes=MINUTES)
     if len(curve) > 1:
+        tables["step times"] = curve
         section("Step time", f"The slowest rank's, over the last {MINUTES} minutes.")
         show_chart(_curve_chart(curve), key="prometheus-curve")
+    if tables:
+        offer_tables(run_id, tables)
 
 
 def _curve_chart(curve: pd.DataFrame) -> alt.Chart:

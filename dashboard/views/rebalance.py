@@ -3,22 +3,23 @@
 import shlex
 from collections.abc import Mapping
 
+import pandas as pd
 import streamlit as st
 
-from dashboard.charts.intervals import StepTime, interval_chart
+from dashboard.charts.intervals import StepTime, interval_chart, interval_rows
 from dashboard.charts.numbers import duration, percent, size
 from dashboard.charts.palette import CAUSE_COLORS, STATE_COLORS
 from dashboard.charts.stacked import stacked_chart, stacked_rows
 from dashboard.charts.strip import strip_chart, strip_rows
-from dashboard.components.cuts import cut_strip, dragged_cuts
 from dashboard.components.gantt import gantt, last_view
-from dashboard.cuts import read_cuts
 from dashboard.data import WatchedRun
-from dashboard.frame import catalogue, choose_run, ink, offer_tables, refresh, refresh_every, say, say_waiting, section, show_chart, table
-from dashboard.history import history_rows, history_times
-from dashboard.scenario import Scenario, best_cuts, fitting_schedules, memory_costs, own_scenario, simulate_scenario, step_parts
-from dashboard.simulated import simulated_scene
+from dashboard.frame import choose_run, ink, offer_tables, refresh, refresh_every, say, say_waiting, section, show_chart
+from dashboard.recuts import list_cuts
+from dashboard.scenario import Scenario, memory_costs, own_scenario, simulate_scenario, step_parts
+from dashboard.simulated import op_rows, simulated_scene
 from dashboard.timeline_message import Jump, Panel, build_message
+from dashboard.views.own_plan import own_plan, predict_own
+from dashboard.views.past_plans import show_history, show_recuts
 from pptoolkit.analysis.statistics import Interval
 from pptoolkit.errors import PPToolkitError
 from pptoolkit.plan import Plan
@@ -60,95 +61,36 @@ def _live(run: WatchedRun) -> None:
         if found.no_change is not None:
             st.text(found.no_change.reason)
         return
-    plans: dict[str, tuple[int, ...]] = {f"now: cuts {_list(measured.plan)}": measured.plan.cuts}
+    plans: dict[str, tuple[int, ...]] = {f"now: cuts {list_cuts(measured.plan.cuts)}": measured.plan.cuts}
     best = found[0].plan if len(found) else None
     if best is not None:
         _show_suggestion(found[0], found)
-        plans[f"suggested: cuts {_list(best)}"] = best.cuts
+        plans[f"suggested: cuts {list_cuts(best.cuts)}"] = best.cuts
     else:
         _show_no_change(found.no_change or NoChange(reason="nothing was found", conclusive=False), found)
     names = [layer.name for layer in measured.layers.layers]
-    st.altair_chart(strip_chart(*strip_rows(names, measured.layers.compute_s, plans), ink=ink()), key="strip")
-    scenario = _own_plan(run, measured)
-    own = _predicted(run, measured, scenario)
+    show_chart(strip_chart(*strip_rows(names, measured.layers.compute_s, plans), ink=ink()), key="strip")
+    scenario = own_plan(run, measured)
+    if scenario is not None:
+        plans["your own"] = scenario.cuts
+    own = predict_own(run, measured, scenario)
     _apply(run, _to_apply(run.info, measured, found, own))
     section("Step time: measured, and what the simulator predicts")
-    show_chart(interval_chart(step_times(measured, found, own)), key="intervals")
-    _simulations(run, measured, best, scenario)
-    _history(run)
+    times = step_times(measured, found, own)
+    show_chart(interval_chart(times), key="intervals")
+    layers, _ = strip_rows(names, measured.layers.compute_s, plans)
+    tables = {"layers by plan": layers.drop(columns="row"), "step times": interval_rows(times), **show_recuts(run)}
+    tables |= _simulations(run, measured, best, scenario)
+    tables |= show_history()
+    offer_tables(run.name, tables)
 
 
-def _list(plan: Plan) -> str:
-    return ", ".join(map(str, plan.cuts)) or "none"
+def _simulations(run: WatchedRun, measured: MeasuredStep, best: Plan | None, own: Scenario | None) -> dict[str, pd.DataFrame]:
+    """Draw where the step's time goes under each plan, and the simulated step of this run beside the one that is looked at.
 
-
-def _own_plan(run: WatchedRun, measured: MeasuredStep) -> Scenario | None:
-    """Let the person drag or type cuts and choose a schedule and micro-batches; None while nothing differs from the run."""
-    plan, name, layers = measured.plan, run.name, len(measured.layers.layers)
-    schedules = fitting_schedules(measured.ranks, layers, plan.micro_batches)
-    section("Your own", "Drag the bars between the stages, move them with the arrow keys, or type; the simulation follows at once.")
-    with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
-        names = list(dict.fromkeys([plan.schedule, *schedules]))
-        schedule = st.selectbox("Schedule", names, key=f"own-schedule-{name}", width=220)
-        stages = plan.stages if schedule == plan.schedule else schedules[schedule]
-        micro_batches = st.number_input("Micro-batches", 1, 4096, plan.micro_batches, key=f"own-micro-{name}", width=150)
-        text = st.text_input(
-            "Cuts: the layer that begins each next stage",
-            key=f"cuts-{name}",
-            placeholder=", ".join(map(str, best_cuts(measured, stages))),
-            width=280,
-            on_change=_typed,
-            args=(name,),
-        )
-    try:
-        cuts = _current_cuts(name, text, best_cuts(measured, stages), layers)
-        if len(cuts) + 1 != stages:
-            raise ValueError(f"{schedule} on {measured.ranks} ranks needs {stages} stages, so {stages - 1} cuts; there are {len(cuts)}")
-        plan.evolve(cuts=cuts).check(layers)
-    except (ValueError, PPToolkitError) as error:
-        say(":material/edit_off:", "These cuts do not work:", str(error))
-        return None
-    cut_strip(
-        [layer.name for layer in measured.layers.layers],
-        [1e3 * s for s in measured.layers.compute_s],
-        cuts,
-        token=f"{schedule}/{st.session_state.get(f'typed-{name}', 0)}",
-        key=f"strip-{name}-{stages}",
-        on_change=lambda: st.session_state.update({f"dragged-{name}": True}),
-    )
-    own = Scenario(cuts=cuts, schedule=schedule, micro_batches=int(micro_batches))
-    return own if own != own_scenario(measured) else None
-
-
-def _typed(name: str) -> None:
-    st.session_state[f"typed-{name}"] = st.session_state.get(f"typed-{name}", 0) + 1
-    st.session_state[f"dragged-{name}"] = False
-
-
-def _current_cuts(name: str, text: str | None, usual: tuple[int, ...], layers: int) -> tuple[int, ...]:
-    """Return what was dragged or typed, whichever was last."""
-    dragged = dragged_cuts(f"strip-{name}-{len(usual) + 1}", layers)
-    if dragged is not None and st.session_state.get(f"dragged-{name}"):
-        return dragged
-    return read_cuts(text) if text and text.strip() else usual
-
-
-def _predicted(run: WatchedRun, measured: MeasuredStep, scenario: Scenario | None) -> PredictedStep | None:
-    """Return the prediction for the person's own plan; None where the planner makes none (other micro-batches, a replay that misses)."""
-    predictor = run.predictor()
-    if scenario is None or predictor is None:
-        return None
-    try:
-        plan = measured.plan.evolve(cuts=scenario.cuts, schedule=scenario.schedule, micro_batches=scenario.micro_batches)
-        return predictor.predict(plan)
-    except PPToolkitError as error:
-        st.caption("No interval is predicted for your own plan; it is simulated all the same.")
-        st.text(str(error))
-        return None
-
-
-def _simulations(run: WatchedRun, measured: MeasuredStep, best: Plan | None, own: Scenario | None) -> None:
-    """Draw where the step's time goes under each plan, and the simulated step of this run beside the one that is looked at."""
+    Returns:
+        What is drawn as tables, by the name that they are saved under.
+    """
     shown = {"now": own_scenario(measured)}
     if best is not None:
         shown["suggested"] = Scenario(cuts=best.cuts, schedule=best.schedule, micro_batches=best.micro_batches)
@@ -159,42 +101,21 @@ def _simulations(run: WatchedRun, measured: MeasuredStep, best: Plan | None, own
         steps = {name: (one, simulate_scenario(measured, one)) for name, one in shown.items()}
     except PPToolkitError as error:
         say(":material/edit_off:", "This cannot be simulated:", str(error))
-        return
+        return {}
     section("What the step is made of", "Simulated: compute spread evenly, then what each cause adds. A good plan has little but compute.")
     show_chart(stacked_chart(stacked_rows(parts), PART_COLORS, title="step time, ms"), key="waterfall")
     last = list(steps)[-1]
     pair = {name: steps[name] for name in dict.fromkeys(("now", last))}
-    offer_tables(run.name, {"what the steps are made of": stacked_rows(parts)})
     scenes = {name: simulated_scene(step, memory=memory_costs(measured, one.cuts)) for name, (one, step) in pair.items()}
     reach_us = max((scene.end_ns - scene.start_ns) / 1e3 for scene in scenes.values())
     for name, scene in scenes.items():
         peak = max(pair[name][1].memory_high_water_bytes, default=0)
         memory = f", at most {size(peak)} on a rank" if peak else ""
         section(f"Simulated step, {name}: {duration(pair[name][1].step_time_s)}{memory}")
-        panel = Panel(still=True, plain=True, axis="time in step", reach_us=reach_us, levels=False, max_height_px=320)
+        panel = Panel(still=True, plain=True, axis="time in step", reach_us=reach_us, levels=False, max_height_px=320, numbered=False)
         key = f"gantt-plan-{name}-{run.name}"
         gantt(build_message(scene, last_view(key), Jump(token=f"{reach_us:.0f}", window_us=(0.0, reach_us)), panel=panel), key=key)
-
-
-def _history(run: WatchedRun) -> None:
-    """Show the plans that came from a suggestion: what was promised, and what came."""
-    rows = history_rows(catalogue().look()[0])
-    if rows.empty:
-        return
-    section("Applied plans", "Every run here whose plan carries a prediction: the promise with its interval, and what came.")
-    show_chart(interval_chart(history_times(rows)), key="history-picture")
-    column = st.column_config
-    columns = {
-        "run": column.TextColumn("run"),
-        "parent": column.TextColumn("planned from"),
-        "plan": column.TextColumn("plan"),
-        "predicted": column.NumberColumn("predicted step", format="%.1f ms"),
-        "achieved": column.NumberColumn("achieved step", format="%.1f ms"),
-        "gain_predicted": column.NumberColumn("predicted gain", format="%+.1f %%"),
-        "gain_achieved": column.NumberColumn("achieved gain", format="%+.1f %%"),
-        "within": column.TextColumn("inside its interval"),
-    }
-    table(rows[list(columns)], key="history", column_config=columns, alt="One row per applied plan")
+    return {"what the steps are made of": stacked_rows(parts), "simulated ops": op_rows(scenes)}
 
 
 def step_times(measured: MeasuredStep, found: Suggestions, own: PredictedStep | None) -> list[StepTime]:

@@ -10,6 +10,7 @@ from dashboard.charts.gains import gain_chart, gain_rows
 from dashboard.data import WatchedRun
 from dashboard.frame import REFRESH_S, catalogue, head, offer_tables, runs_root, say, say_no_runs, section, show_chart
 from pptoolkit.analysis.liveness import RunState
+from pptoolkit.analysis.segments import segments_of
 from pptoolkit.errors import PPToolkitError
 
 WHAT = "Every training job below the runs folder, the newest first. Select a row (at its left edge) to open its timeline."
@@ -85,9 +86,11 @@ def _curves(runs: list[WatchedRun]) -> None:
     left, right = st.columns(2)
     losses, times = ({name: frame for name, frame in frames.items() if len(frame)} for frames in (losses, times))
     if losses:
-        left.altair_chart(curve_chart(losses, "loss", title="loss"), key="runs-loss", height=300)
+        with left:
+            show_chart(curve_chart(losses, "loss", title="loss"), key="runs-loss", height=300)
     if times:
-        right.altair_chart(step_time_chart(times), key="runs-step_time_s", height=300)
+        with right:
+            show_chart(step_time_chart(times), key="runs-step_time_s", height=300)
 
 
 def run_rows(runs: list[WatchedRun]) -> pd.DataFrame:
@@ -110,7 +113,8 @@ def run_rows(runs: list[WatchedRun]) -> pd.DataFrame:
 def _row(run: WatchedRun) -> dict[str, object]:
     brief, info, liveness, losses = run.brief(), run.info, run.liveness(), run.losses()
     plan = info.read_plan()
-    prediction = plan.prediction
+    # What a re-cut promised was promised against the run's own steps before it.
+    prediction = plan.prediction if len(segments_of(info)) == 1 else None
     return {
         "run": run.name,
         "state": [liveness.state.value],

@@ -6,7 +6,8 @@ from dashboard.charts.curves import curve_chart, step_time_chart
 from dashboard.charts.numbers import duration, number, percent
 from dashboard.components.gantt import gantt, last_view
 from dashboard.data import WatchedRun
-from dashboard.frame import choose_run, loss_badges, offer_tables, refresh, refresh_every, say, say_waiting, state_badge
+from dashboard.frame import choose_run, loss_badges, offer_tables, refresh, refresh_every, say, say_waiting, show_chart, state_badge
+from dashboard.recuts import cut_marks
 from dashboard.simulated import simulated_scene
 from dashboard.timeline_message import Jump, Panel, Scene, build_message, step_window
 from dashboard.view_state import ViewState
@@ -103,7 +104,9 @@ def _beside(run: WatchedRun, scene: Scene, ideal: str) -> None:
             st.markdown(f":gray[measured, median] **{duration(median_s)}**", width="content")
         st.markdown(f":gray[bubble then] **{percent(step.bubble_ratio)}**", width="content")
     longest_us = 1e6 * float(scene.steps["step_time_s"].tail(1).iloc[0])
-    panel = Panel(still=True, plain=True, axis="time in step", reach_us=max(longest_us, simulated_us), levels=False, max_height_px=400)
+    panel = Panel(
+        still=True, plain=True, axis="time in step", reach_us=max(longest_us, simulated_us), levels=False, max_height_px=400, numbered=False
+    )
     key = f"gantt-ideal-{run.name}-{ideal}"
     jump = Jump(token=f"{ideal}/{panel.reach_us:.0f}", window_us=(0.0, panel.reach_us))
     gantt(build_message(other, last_view(key), jump, panel=panel), key=key)
@@ -169,6 +172,7 @@ def _numbers(run: WatchedRun) -> None:
             ("bubble", percent(brief.bubble_ratio)),
             ("the schedule's own", percent(info.schedule_bubble_ratio or None)),
             ("samples/s", f"{brief.samples_per_s:,.0f}" if brief.samples_per_s else "–"),
+            *((("cuts", "{1} since step {0}".format(*marks[-1])),) if (marks := cut_marks(info)) else ()),
         ):
             st.markdown(f":gray[{name}] **{value}**", width="content")
     if liveness.reason and liveness.state in (RunState.FAILED, RunState.STALLED, RunState.STOPPED):
@@ -183,9 +187,9 @@ def _curves(run: WatchedRun) -> None:
     left, right = st.columns(2)
     with left:
         if len(losses):
-            st.altair_chart(curve_chart({run.name: losses}, "loss", title="loss"), key="loss-curve", height=190)
+            show_chart(curve_chart({run.name: losses}, "loss", title="loss"), key="loss-curve", height=190)
         else:
             st.caption("No rank has reported a loss yet.")
     with right:
-        st.altair_chart(step_time_chart({run.name: times}), key="step-time-curve", height=190)
+        show_chart(step_time_chart({run.name: times}), key="step-time-curve", height=190)
     offer_tables(run.name, {"losses": losses, "step times": times})

@@ -6,9 +6,9 @@ from dashboard.charts.numbers import duration, percent, size
 from dashboard.components.gantt import gantt, last_view
 from dashboard.cuts import read_cuts
 from dashboard.data import WatchedRun
-from dashboard.frame import choose_run, refresh, say, say_waiting, section
-from dashboard.scenario import Scenario, best_cuts, fitting_schedules, memory_costs, own_scenario, simulate_scenario
-from dashboard.simulated import simulated_scene
+from dashboard.frame import choose_run, offer_tables, refresh, say, say_waiting, section
+from dashboard.scenario import Scenario, best_cuts, fitting_schedules, memory_costs, own_scenario, scenario_rows, simulate_scenario
+from dashboard.simulated import op_rows, simulated_scene
 from dashboard.timeline_message import Jump, Panel, build_message
 from pptoolkit.errors import PPToolkitError
 from pptoolkit.planner.step_costs import MeasuredStep
@@ -116,7 +116,10 @@ def _pictures(run: WatchedRun, measured: MeasuredStep, now: SimulatedStep, then:
     reach_us = max((scene.end_ns - scene.start_ns) / 1e3 for _, scene, _ in scenes)
     for place, (title, scene, step) in enumerate(scenes):
         section(f"{title}: {duration(step.step_time_s)}")
-        panel = Panel(still=True, plain=place > 0, axis="time in step", reach_us=reach_us, max_height_px=380)
+        panel = Panel(still=True, plain=place > 0, axis="time in step", reach_us=reach_us, max_height_px=380, numbered=False)
         key = f"gantt-what-{place}-{run.name}"
         jump = Jump(token=f"{reach_us:.0f}", window_us=(0.0, reach_us))
         gantt(build_message(scene, last_view(key), jump, panel=panel), key=key)
+    asked = {"what if": (scenario, then), "as this run": (own_scenario(measured), now)}
+    ops = op_rows({name: scene for name, (_, scene, _) in zip(asked, scenes, strict=True)})
+    offer_tables(run.name, {"what if": scenario_rows(measured, asked), "simulated ops": ops})

@@ -28,7 +28,8 @@ def build_timeline(events: pa.Table, clocks: Mapping[tuple[int, int], ClockMap] 
         The columns of an event plus rank, replica and attempt.
     """
     clocks = read_clocks(events) if clocks is None else clocks
-    frame = events.filter(pc.not_equal(events["op"], int(Op.CLOCK))).to_pandas()
+    timed = pc.not_equal(events["op"], int(Op.CLOCK))
+    frame = (events if pc.all(timed).as_py() is not False else events.filter(timed)).to_pandas()
     if clocks and len(frame):
         _align(frame, clocks)
     order = np.lexsort((frame["rank"].to_numpy(), frame["start_ns"].to_numpy(), frame["attempt"].to_numpy()))

@@ -56,8 +56,7 @@ class Heartbeat:
         Raises:
             TypeError: If the rank is missing.
         """
-        known = {f.name for f in fields(cls)}
-        return cls(**{k: v for k, v in body.items() if k in known})
+        return cls(**{k: v for k, v in body.items() if k in _FIELDS})
 
     def write(self, run: RunDirectory) -> None:
         """Replace the rank's heartbeat file.
@@ -66,6 +65,9 @@ class Heartbeat:
             OSError: If it cannot be written.
         """
         replace_json(run.heartbeat_path(self.rank), self.to_dict())
+
+
+_FIELDS = frozenset(f.name for f in fields(Heartbeat))
 
 
 def take_pulse(recorder: Recorder, *, rank: int, attempt: int, status: str = "running", **extra: Any) -> Heartbeat:
@@ -92,11 +94,45 @@ def take_pulse(recorder: Recorder, *, rank: int, attempt: int, status: str = "ru
     )
 
 
+class HeartbeatReader:
+    """Reads the heartbeats of one run over and over: what was not replaced since the last look is not read again.
+
+    A heartbeat is never written in place. Its successor is another file, made while it was still there, so it has another inode; one that
+    comes to the same inode again is at least two heartbeats younger, which every file system's clock can tell.
+
+    Args:
+        run: The run directory; need not exist yet.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._folder = run.path / "heartbeat"
+        self._known: dict[str, tuple[tuple[int, int, int], Heartbeat | None]] = {}
+
+    def read(self) -> tuple[Heartbeat, ...]:
+        """Return the newest heartbeat of each rank, by rank; unreadable ones are left out."""
+        try:
+            with os.scandir(self._folder) as entries:
+                files = sorted((entry.name, entry) for entry in entries if entry.name.startswith("rank-") and entry.name.endswith(".json"))
+        except OSError:
+            files = []
+        known = {}
+        for name, entry in files:
+            try:
+                stat = entry.stat()
+            except OSError:
+                continue  # removed since the folder was read
+            identity = stat.st_ino, stat.st_mtime_ns, stat.st_size
+            old = self._known.get(name)
+            known[name] = old if old is not None and old[0] == identity else (identity, _read(entry.path))
+        self._known = known  # of the files that are there, so it does not outgrow them
+        return tuple(beat for _, beat in known.values() if beat is not None)
+
+
 def read_heartbeats(run: RunDirectory) -> tuple[Heartbeat, ...]:
-    """Return the newest heartbeat of each rank, by rank; unreadable ones are left out."""
-    found = []
-    for path in sorted((run.path / "heartbeat").glob("rank-*.json")):
-        body = read_json(path)
-        if isinstance(body, dict) and isinstance(body.get("rank"), int):
-            found.append(Heartbeat.from_dict(body))
-    return tuple(found)
+    """Return the newest heartbeat of each rank, by rank, read once; unreadable ones are left out."""
+    return HeartbeatReader(run).read()
+
+
+def _read(path: str) -> Heartbeat | None:
+    body = read_json(path)
+    return Heartbeat.from_dict(body) if isinstance(body, dict) and isinstance(body.get("rank"), int) else None

@@ -43,10 +43,11 @@ def replace_text(path: Path, text: str) -> None:
         raise
 
 
-def read_json(path: Path) -> Any | None:
+def read_json(path: str | os.PathLike[str]) -> Any | None:
     """Return what ``path`` holds, or None where it is missing, unreadable or not JSON (yet)."""
     try:
-        return json.loads(path.read_bytes())
+        with open(path, "rb", buffering=0) as file:  # of many small files a buffer is most of the cost
+            return json.loads(file.read())
     except (OSError, ValueError):
         return None
 

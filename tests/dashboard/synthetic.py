@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pptoolkit.analysis.segments import Segment, segments_of
 from pptoolkit.plan import Origin, Plan, Prediction, equal_layer_cuts, fingerprint_layers
 from pptoolkit.schedule import Action, ActionKind, build_schedule
 from pptoolkit.simulator import Costs, MemoryCosts, schedule_bubble_ratio, simulate_steps
@@ -61,6 +62,7 @@ class SyntheticRun:
 
     def __post_init__(self) -> None:
         self.done = 0
+        self._first_uses = {0}
         self._clock_ns = _ORIGIN_NS
         self._random = np.random.default_rng(self.seed)
         cuts = equal_layer_cuts(len(self.layers), self.stages) if self.cuts is None else self.cuts
@@ -138,6 +140,27 @@ class SyntheticRun:
         self.beat()
         return self
 
+    def recut(self, cuts: tuple[int, ...], prediction: Prediction) -> "SyntheticRun":
+        """Go on under other cuts, as a training does that is cut anew: the coming steps are of another segment."""
+        before = self.directory.read_info()
+        old, self.plan = self.plan, self.plan.evolve(cuts=cuts, prediction=prediction, origin=Origin(run=self.run_id))
+        sentence = (
+            f"step {self.done}: cuts {list(old.cuts)} -> {list(cuts)}, predicted {1e3 * prediction.step_time_s:.1f} ms a step "
+            f"instead of {1e3 * prediction.baseline_step_time_s:.1f}"
+        )
+        begun = Segment(
+            first_step=self.done,
+            plan=self.plan.to_dict(),
+            began_unix_s=time.time(),
+            moving_s=0.31,
+            moved_bytes=9 << 20,
+            sentence=sentence,
+        )
+        segments = [segment.model_dump(mode="json") for segment in (*segments_of(before), begun)]
+        self.directory.update_info(plan=self.plan.to_dict(), segments=segments)
+        self._first_uses.add(self.done)
+        return self
+
     def beat(self) -> None:
         now = time.time()
         for rank in range(self._schedule.ranks):
@@ -207,7 +230,7 @@ class SyntheticRun:
 
     def _with_layers(self, event: Event) -> list[Event]:
         """Time the layers of micro-batch 0 now and then, as the engine does: inside the op, in order."""
-        if event.step == 0:
+        if event.step in self._first_uses:
             event = event._replace(flags=int(Flag.FIRST_USE))
         if event.step % SAMPLE_EVERY or event.micro_batch or event.op not in (Op.FORWARD, Op.BACKWARD):
             return [event]
@@ -225,14 +248,16 @@ class SyntheticRun:
 
 
 def demo_runs(root: Path) -> SyntheticRun:
-    """Write the runs of a first day: a naive cut, the suggested one applied to it, an unlucky one, a waiting one, one that trains."""
+    """Write the runs of a first day: a naive cut, the suggested one applied to it, an unlucky one, a waiting one, one that cut itself
+    anew, one that trains."""
     naive = SyntheticRun(root=root, run_id="gpt-1-equal-layers").train(40).finish()
     prediction = Prediction(step_time_s=0.1064, low_s=0.1051, high_s=0.1077, bubble_ratio=0.28, baseline_step_time_s=0.1271)
     SyntheticRun(root=root, run_id="gpt-2-suggested-cuts", cuts=(4, 7, 9), parent=naive.run_id, prediction=prediction).train(40).finish()
     failed = SyntheticRun(root=root, run_id="gpt-3-out-of-memory", seed=3, schedule="gpipe").train(11)
     failed.finish(RunStatus.FAILED, "rank 3 was killed by signal 9 in step 11; the kernel's out-of-memory killer does that")
     SyntheticRun(root=root, run_id="gpt-4-waiting")
-    return SyntheticRun(root=root, run_id="gpt-5-live", seed=5, steps_asked=2000).train(24)
+    SyntheticRun(root=root, run_id="gpt-5-cut-anew", seed=2).train(20).recut((4, 7, 9), prediction).train(20).finish()
+    return SyntheticRun(root=root, run_id="gpt-6-live", seed=5, steps_asked=2000).train(24)
 
 
 def main() -> None:

@@ -29,6 +29,8 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium"),
 ]
 WAIT_MS = 20_000
+_LINE = "[data-testid=stVegaLiteChart] svg .mark-line path"
+POINTS_OF_A_CURVE = f"(document.querySelector('{_LINE}')?.getAttribute('d') ?? '').split(/[ML]/).length - 1"
 
 
 @pytest.fixture
@@ -96,6 +98,7 @@ def test_a_person_watches_a_run_zooms_in_and_applies_the_suggested_cuts(server: 
     assert page.view()["follow"] == "true"
     assert _colors_of_the_canvas(page) > 6
 
+    page.page.wait_for_function(f"() => {POINTS_OF_A_CURVE} >= 12", timeout=WAIT_MS)
     box = page.page.locator(".gantt canvas").bounding_box()
     tip = page.page.locator(".gantt .tip")
     _hover_until(page, box, tip, "forward F")
@@ -109,6 +112,8 @@ def test_a_person_watches_a_run_zooms_in_and_applies_the_suggested_cuts(server: 
     run.train(3)
     page.wait_for_view("d.last === '14'")  # D4: the new steps have come
     assert {name: page.view()[name] for name in ("from", "to", "follow")} == {name: zoomed[name] for name in ("from", "to", "follow")}  # D8
+
+    page.page.wait_for_function(f"() => {POINTS_OF_A_CURVE} >= 15", timeout=WAIT_MS)  # the curve goes on in the picture that is there
 
     page.page.locator(".gantt canvas").focus()
     page.page.keyboard.press("Space")

@@ -2,6 +2,7 @@
 
 import json
 
+import altair as alt
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,8 +11,10 @@ from dashboard.charts.curves import MOST_POINTS, curve_chart, step_time_chart, t
 from dashboard.charts.gains import gain_chart, gain_rows
 from dashboard.charts.heat import heat_chart, heat_rows
 from dashboard.charts.intervals import StepTime, interval_chart
+from dashboard.charts.limits import Against, limit_chart
 from dashboard.charts.palette import RANK_COLORS, STATE_COLORS
 from dashboard.charts.ranks import MOST_WRITTEN, rank_chart, rank_rows
+from dashboard.charts.spec import spec_of
 from dashboard.charts.split import split_chart, split_rows
 from dashboard.charts.strip import strip_chart, strip_rows
 from dashboard.cuts import read_cuts
@@ -20,6 +23,31 @@ from dashboard.history import history_times
 from dashboard.views.rebalance import next_command
 from pptoolkit.telemetry import RunInfo
 from pptoolkit.telemetry.events import Op
+
+
+def test_new_rows_change_the_data_of_a_chart_and_no_word_of_its_specification() -> None:
+    def words(chart: alt.LayerChart) -> tuple[str, list[int]]:
+        spec = spec_of(chart)
+        return json.dumps({k: v for k, v in spec.items() if k != "datasets"}), [len(frame) for frame in spec["datasets"].values()]
+
+    def curve(rows: int) -> alt.LayerChart:
+        return curve_chart({"a": pd.DataFrame({"step": range(rows), "loss": np.linspace(3, 2, rows)})}, "loss", title="loss")
+
+    (before, few), (after, many) = words(curve(20)), words(curve(21))
+    assert before == after
+    assert (few, many) == ([20], [21])
+
+
+def test_every_layer_of_a_chart_finds_its_own_data() -> None:
+    bars = [Against(label="rank 0", value=1.0, limit=2.0), Against(label="rank 1", value=1.5, limit=None)]
+    chart = limit_chart(bars, title="MiB", value="peak", limit="limit")
+    spec = spec_of(chart)
+    assert [list(spec["datasets"][layer["data"]["name"]]["label"]) for layer in spec["layer"]] == [
+        ["rank 0", "rank 1"],
+        ["rank 0", "rank 1"],
+        ["rank 0"],
+    ]
+    assert spec_of(chart) == spec  # and the chart itself is as it was
 
 
 def test_a_long_curve_is_averaged_to_a_bounded_number_of_points() -> None:
@@ -89,7 +117,7 @@ def test_many_micro_batches_are_averaged_so_that_the_heat_map_stays_small() -> N
 def test_an_interval_is_drawn_from_its_low_to_its_high_end() -> None:
     spec = interval_chart([StepTime(label="now", kind="measured", seconds=0.1, low_s=0.098, high_s=0.103)]).to_dict()
     (row,) = next(iter(spec["datasets"].values()))
-    assert (row["low"], row["ms"], row["high"], row["text"]) == (98.0, 100.0, 103.0, "100 ms")
+    assert (row["low"], row["ms"], row["high"], row["text"]) == (98.0, 100.0, 103.0, "100.0 ms")
 
 
 @pytest.mark.parametrize(("text", "cuts"), [("3, 6 9", (3, 6, 9)), ("[4]", (4,)), ("", ())])

@@ -9,7 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard.data import WatchedRun
-from pptoolkit.plan import Plan
+from pptoolkit.plan import Plan, Prediction
 from pptoolkit.telemetry import Op, RunStatus
 from pptoolkit.telemetry.json_files import replace_json
 from tests.dashboard.synthetic import SyntheticRun, gpt_layers
@@ -69,6 +69,31 @@ def test_every_page_shows_a_finished_run(show: Open, runs: Path, page: str) -> N
     first = SyntheticRun(root=runs, run_id="first").train(10).finish()
     SyntheticRun(root=runs, run_id="second", cuts=(4, 7, 9), parent=first.run_id).train(10).finish()
     assert TITLES.get(page, page.capitalize()) in words(show(page, run="second"))
+
+
+SAVED = {
+    "runs": {"runs"},
+    "timeline": {"losses", "step times"},
+    "stages": {"time by rank", "compute by micro-batch", "compute by step", "layers"},
+    "links": {"links", "memory by rank", "memory by micro-batch"},
+    "rebalance": {"layers by plan", "step times", "what the steps are made of", "simulated ops", "applied plans"},
+    "compare": {"step times", "difference", "losses"},
+    "what_if": {"what if", "simulated ops"},
+    "health": {"ranks", "clocks"},
+}
+
+
+def saved(app: AppTest) -> set[str]:
+    """Return the names of the tables that a page offers as CSV."""
+    assert not app.exception
+    return {button.proto.label for button in app.get("download_button")}
+
+
+def test_every_page_offers_what_its_charts_show_as_tables(show: Open, runs: Path) -> None:
+    first = SyntheticRun(root=runs, run_id="first").train(10).finish()
+    promise = Prediction(step_time_s=0.106, low_s=0.105, high_s=0.108, bubble_ratio=0.3, baseline_step_time_s=0.127)
+    SyntheticRun(root=runs, run_id="second", cuts=(4, 7, 9), parent=first.run_id, prediction=promise).train(10).finish()
+    assert {page: saved(show(page, run="second")) for page in PAGES} == SAVED
 
 
 def test_an_appended_step_is_visible_at_the_next_refresh(show: Open, runs: Path) -> None:
@@ -135,6 +160,22 @@ def test_apply_writes_the_suggested_plan_and_shows_the_command(show: Open, runs:
     assert plan.cuts[-1] == 9
     assert plan.prediction is not None
     assert f"pptoolkit train examples/gpt.toml --plan {target}" in words(app)
+
+
+def test_a_run_that_was_cut_anew_lists_when_from_what_to_what_and_what_came(show: Open, runs: Path) -> None:
+    promise = Prediction(step_time_s=0.1064, low_s=0.100, high_s=0.112, bubble_ratio=0.28, baseline_step_time_s=0.1271)
+    run = SyntheticRun(root=runs, run_id="recut").train(10)
+    assert "Cut anew while it trained" not in words(show("rebalance"))
+    run.recut((4, 7, 9), promise).train(10).finish()
+    app = show("rebalance")
+    text = words(app)
+    assert "Cut anew before step 10: cuts [3, 6, 8] -> [4, 7, 9], predicted 106.4 ms a step" in text
+    assert "inside its interval" in text
+    (row,) = app.dataframe[0].value.to_dict("records")
+    assert (row["step"], row["before"], row["after"], row["within"]) == (10, "3, 6, 8", "4, 7, 9", "yes")
+    assert "re-cuts" in saved(app)
+    assert "**4, 7, 9 since step 10**" in words(show("timeline"))
+    assert show("runs").dataframe[0].value["predicted"].isna().all()
 
 
 def test_a_balanced_run_is_told_to_stay_as_it_is(show: Open, runs: Path) -> None:

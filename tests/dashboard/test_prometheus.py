@@ -82,6 +82,7 @@ def test_a_scraped_run_is_a_row_with_its_steps_by_state_and_its_curve(tmp_path: 
         app.text_input(key="prometheus").set_value(server.url).run()
         assert not app.exception
         assert app.dataframe[0].value["run"].tolist() == [FAR]
+        assert {button.proto.label for button in app.get("download_button")} == {"time by rank", "step times"}
 
 
 def _page() -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dashboard.scenario import best_cuts, fitting_schedules, memory_costs, own_scenario, simulate_scenario, step_parts
+from dashboard.scenario import best_cuts, fitting_schedules, memory_costs, own_scenario, scenario_rows, simulate_scenario, step_parts
+from dashboard.simulated import op_rows, simulated_scene
 from pptoolkit.errors import PlanError
 from pptoolkit.planner.predict import Predictor
 from pptoolkit.planner.step_costs import MeasuredStep
@@ -44,6 +45,21 @@ def test_the_parts_of_a_step_sum_to_it_and_better_cuts_leave_less_imbalance(meas
     assert sum(parts.values()) == pytest.approx(simulate_scenario(measured, own).step_time_s)
     assert better["imbalance"] < parts["imbalance"]
     assert better["compute"] == pytest.approx(parts["compute"])
+
+
+def test_as_tables_what_was_asked_stands_beside_what_came_and_every_op_has_its_place(measured: MeasuredStep) -> None:
+    own = own_scenario(measured)
+    slow = replace(own, slow_rank=3, slow_factor=2.0)
+    steps = {"what if": (slow, simulate_scenario(measured, slow)), "as this run": (own, simulate_scenario(measured, own))}
+    table = scenario_rows(measured, steps).set_index("step")
+    assert table["slow_factor"].to_dict() == {"measured": 1.0, "what if": 2.0, "as this run": 1.0}
+    assert table.loc["what if", "step_time_ms"] == pytest.approx(1e3 * steps["what if"][1].step_time_s)
+    assert (table["ms_per_micro_batch"] * table["micro_batches"]).tolist() == pytest.approx(table["step_time_ms"].tolist())
+    ops = op_rows({name: simulated_scene(step) for name, (_, step) in steps.items()})
+    forwards = ops[(ops["simulated"] == "what if") & (ops["op"] == "forward")]
+    assert len(forwards) == 4 * own.micro_batches
+    assert (forwards["end_ms"] > forwards["start_ms"]).all()
+    assert ops[ops["simulated"] == "what if"]["end_ms"].max() == pytest.approx(table.loc["what if", "step_time_ms"], rel=0.01)
 
 
 def replace_cuts(measured: MeasuredStep) -> MeasuredStep:

@@ -1,8 +1,10 @@
 """Heartbeat and hardware: what is known of a rank besides its events."""
 
 import json
+import os
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -11,7 +13,8 @@ import pytest
 from pptoolkit.telemetry import Op, Recorder, RunDirectory
 from pptoolkit.telemetry.drops import Drops
 from pptoolkit.telemetry.hardware import GpuReading, HardwareSampler, NoGpu, NvmlGpu, find_gpu
-from pptoolkit.telemetry.heartbeat import Heartbeat, read_heartbeats, take_pulse
+from pptoolkit.telemetry.heartbeat import Heartbeat, HeartbeatReader, read_heartbeats, take_pulse
+from pptoolkit.telemetry.json_files import read_json
 from pptoolkit.telemetry.periodic import Periodic
 
 
@@ -48,6 +51,35 @@ def test_damaged_heartbeats_are_left_out_and_newer_keys_passed_over(run: RunDire
     run.heartbeat_path(2).write_text(json.dumps({"rank": 2, "invented_later": 1}))
     run.heartbeat_path(3).write_text(json.dumps({"unix_s": 5}))
     assert [beat.rank for beat in read_heartbeats(run)] == [0, 2]
+
+
+def test_a_reader_opens_again_only_what_was_replaced_and_forgets_what_is_gone(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("pptoolkit.telemetry.heartbeat.read_json", lambda path: opened.append(Path(path).name) or read_json(path))
+    for rank in (0, 1, 2):
+        Heartbeat(rank=rank, step=4).write(run)
+    reader = HeartbeatReader(run)
+    first = reader.read()
+    assert reader.read() == first
+    assert len(opened) == 3
+    Heartbeat(rank=1, step=5).write(run)  # as long as the one before
+    run.heartbeat_path(2).unlink()
+    assert [(beat.rank, beat.step) for beat in reader.read()] == [(0, 4), (1, 5)]
+    assert opened[3:] == ["rank-00001.json"]
+    Heartbeat(rank=2, step=6).write(run)
+    assert [(beat.rank, beat.step) for beat in reader.read()] == [(0, 4), (1, 5), (2, 6)]
+
+
+def test_a_successor_of_the_same_length_and_time_is_another_file(run: RunDirectory) -> None:
+    reader, path = HeartbeatReader(run), run.heartbeat_path(0)
+    for step in (4, 5, 6):
+        Heartbeat(rank=0, step=step).write(run)
+        os.utime(path, ns=(10**18, 10**18))  # a file system whose clock stands still
+        assert [beat.step for beat in reader.read()] == [step]
+
+
+def test_a_run_without_heartbeats_has_none(tmp_path: Path) -> None:
+    assert HeartbeatReader(RunDirectory(tmp_path / "nowhere")).read() == ()
 
 
 def test_a_sample_has_the_processs_memory_and_the_hosts_load() -> None:

@@ -1,8 +1,8 @@
 """The live Gantt: a canvas drawn by our own JavaScript, fed with one binary message per refresh.
 
 The script files stand apart by what they do and share one scope, as the parts of one module would:
-decode (message to arrays), format (words), paint, paint_narrow, paint_frame and paint_levels (drawing), view (zoom and pan), listen
-(mouse and keys), main. Streamlit is imported where it is used: a run is also written to a file where it is not installed.
+decode (message to arrays), format (words), paint, paint_narrow, paint_frame, paint_levels and paint_cuts (drawing), view (zoom and
+pan), listen (mouse and keys), main. Streamlit is imported where it is used: a run is also written to a file where it is not installed.
 """
 
 from collections.abc import Mapping

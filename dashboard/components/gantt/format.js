@@ -55,6 +55,7 @@ function describeBar(model, i) {
   if (bars.peer[i] >= 0) lines.push([header.ops[bars.op[i]].label.includes("receive") ? "from stage" : "to stage", bars.peer[i]]);
   if (bars.bytes[i] > 0) lines.push(["size", formatBytes(bars.bytes[i])]);
   lines.push(["step", bars.step[i]]);
+  if (header.cuts.length) lines.push(["cuts", cutsIn(header, bars.step[i])]);
   if (edge) lines.push(["start", `${formatDuration(start - edge.from)} into the step`]);
   const phase = phaseAt(model, bars.lane[i], start + bars.length[i] / 2);
   if (phase) lines.push(["phase", phase]);

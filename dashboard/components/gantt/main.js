@@ -195,7 +195,7 @@ function fillLegend(gantt) {
   const { header, bars } = gantt.model;
   const seen = new Set(bars.op);
   const shown = Object.entries(header.ops).filter(([op]) => Number(op) < 2 || seen.has(Number(op)));
-  const key = JSON.stringify([shown.map(([op]) => op), header.gap_kinds, header.gaps_note, gantt.wants]);
+  const key = JSON.stringify([shown.map(([op]) => op), header.gap_kinds, header.gaps_note, header.cuts.length, gantt.wants]);
   if (key === gantt.legendKey) return;
   gantt.legendKey = key;
   const chip = (label, style, kind) => {
@@ -220,6 +220,7 @@ function fillLegend(gantt) {
     chips.push(path);
   }
   header.phases.forEach((phase) => chips.push(chip(phase.label, "", `phase ${phase.shape}`)));
+  if (header.cuts.length) chips.push(chip("cut anew", "", "recut"));
   gantt.legend.replaceChildren(...chips);
 }
 

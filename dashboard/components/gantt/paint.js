@@ -91,6 +91,7 @@ function paint(ctx, model, view, layout, theme, marks) {
   const x = (t) => plot.left + (t - view.from) * scale;
   const frame = { ctx, model, view, layout, theme, marks, plot, scale, x };
   paintAxis(frame);
+  paintStepNames(frame);
   ctx.save();
   ctx.beginPath();
   ctx.rect(plot.left, layout.top, plot.right - plot.left, layout.lanesHeight);
@@ -103,6 +104,7 @@ function paint(ctx, model, view, layout, theme, marks) {
   if (marks.wants.path) paintPath(frame);
   paintMarks(frame);
   ctx.restore();
+  paintRecutLines(frame);
   paintGutter(frame);
   panelsOf(model, marks.wants).forEach((kind, place) => paintLevels(frame, kind, layout.levels + place * (LEVEL.height + LEVEL.gap)));
   if (layout.overview) paintOverview(frame);

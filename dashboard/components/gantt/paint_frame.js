@@ -22,18 +22,6 @@ function paintAxis({ ctx, model, view, layout, theme, plot, scale, x }) {
     ctx.fillText(text, at, layout.top - 8);
   }
   ctx.textAlign = "left";
-  ctx.font = `600 11px ${theme.font}`;
-  ctx.fillStyle = theme.text;
-  let free = plot.left;
-  for (const edge of model.steps) {
-    const text = `step ${edge.step}`;
-    const left = Math.max(x(edge.from), plot.left) + 2;
-    const width = ctx.measureText(text).width;
-    const narrow = x(edge.to) - x(edge.from) < width; // then the label stands for its neighbours too
-    if (left < free || left + width > (narrow ? plot.right : Math.min(x(edge.to), plot.right))) continue;
-    ctx.fillText(text, left, layout.top - 24);
-    free = left + width + (narrow ? 40 : 8);
-  }
   ctx.fillStyle = theme.soft;
   ctx.font = `11px ${theme.font}`;
   ctx.fillText(model.header.axis, 2, layout.top - 8);
@@ -97,6 +85,7 @@ function paintOverview({ ctx, model, view, layout, theme, plot }) {
     const height = Math.min(overview.length[i] / tall, 1) * (base - 5);
     ctx.fillRect(left, base - height, width, height);
   }
+  paintRecutsInOverview(ctx, model.header, theme, x, base);
   const from = Math.max(plot.left, x(view.from));
   const to = Math.min(plot.right, Math.max(x(view.to), from + 2));
   ctx.fillStyle = theme.dark ? "rgba(86,180,233,0.30)" : "rgba(0,114,178,0.20)";

@@ -4,7 +4,8 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-_SCRIPTS = ("decode.js", "format.js", "paint.js", "paint_narrow.js", "paint_frame.js", "paint_levels.js", "view.js", "listen.js", "main.js")
+_DRAWING = ("paint.js", "paint_narrow.js", "paint_frame.js", "paint_levels.js", "paint_cuts.js")
+_SCRIPTS = ("decode.js", "format.js", *_DRAWING, "view.js", "listen.js", "main.js")
 
 
 class Source(NamedTuple):
