@@ -98,8 +98,11 @@ def _costs(base: Costs, program: Program, ops: pd.DataFrame, sent: pd.DataFrame,
             ended_ns[action] = now = end
         trailing_s.append(max(0.0, (last_ns - now) / 1e9))
     before = spans["before_s"] - spans["reduce_before_s"] + spans["reduce_before_s"].min()
-    if base.joined_end:  # ranks that end a step together still begin the next one some time apart
-        before = before.clip(lower=0.0) + (spans["start_ns"] - spans["start_ns"].min()) / 1e9
+    if base.joined_end:
+        # Ranks that end a step together still begin the next one some time apart. Those that agree early begin it while others still
+        # end the last one, so time counts from the beginning of the rank that waits for nobody.
+        first_ns = spans["start_ns"].iloc[program.schedule.stage_to_rank[0]]
+        before = before.clip(lower=0.0) + (spans["start_ns"] - first_ns) / 1e9
     after = spans["after_s"] - spans["reduce_after_s"] - spans["send_wait_after_s"] + spans["reduce_after_s"].min() + trailing_s
     return replace(
         base,

@@ -36,6 +36,7 @@ class Truth:
         link_s: Transfer times of single links, by (source stage, destination stage), in place of ``transfer_s``.
         ranks: Pipeline ranks; None: one for each stage.
         accumulation: Passes through the schedule in a step.
+        agrees_early: The ranks agree at the end of a step without waiting, since all joined before; not with ``joined_end``.
         op_factor: Called with (step, action): times as long as usual.
         op_extra_s: Called with (step, action): seconds longer than usual.
     """
@@ -56,6 +57,7 @@ class Truth:
     optimizer_s_per_mb: float = 0.0
     action_overhead_s: float = 0.0
     joined_end: bool = True
+    agrees_early: bool = False
     sampling_cost: float = 0.03
     sampled: bool = True
     first_step_factor: float = 1.0
@@ -208,6 +210,8 @@ def _dress(rank: int, events: Sequence[Event], truth: Truth, sampled_at: Sequenc
     if rank or offset:
         dressed.append(Event(-1, -1, -1, Op.CLOCK, -1, events[0].start_ns, -offset, truth.clock_uncertainty_ns, 0, 0))
     for event in events:
+        if truth.agrees_early and event.op == Op.STEP:
+            dressed += [event._replace(op=int(op), start_ns=event.end_ns) for op in (Op.REDUCE_POST, Op.REDUCE)]
         flags = int(Flag.FIRST_USE) if event.step == 0 else 0
         if event.op in _TIMED and event.micro_batch == sampled_at[event.step]:
             flags |= int(Flag.SAMPLED)
