@@ -25,6 +25,7 @@ from pptoolkit.trainer import Trainer
 
 ON, OFF, RESULT = "on", "off", "result.json"
 _MICRO_BATCHES = 8
+_UNMEASURED = 10  # the first step infers shapes; telemetry starts, looks around and writes its first file, once in a training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,7 @@ class TimedBatches:
 
 
 def train_block(work: Workload, *, telemetry: bool, steps: int, run: Path) -> tuple[float, float]:
-    """Train one unmeasured and ``steps`` measured steps; return seconds per step, and per micro-batch in the last step."""
+    """Train a second of unmeasured and ``steps`` measured steps; return seconds per step, and per micro-batch in the last step."""
     batches = TimedBatches(work.batch)
     with Trainer(
         work.layers,
@@ -87,11 +88,11 @@ def train_block(work: Workload, *, telemetry: bool, steps: int, run: Path) -> tu
         sample_layers_every=1 if telemetry else 0,
         progress=False,
     ) as trainer:
-        # One more step, whose beginning is the end of the last measured one. The first one also infers shapes.
-        trainer.fit(batches, batch_size=len(work.batch[0]), steps=steps + 2)
+        # One more step, whose beginning is the end of the last measured one.
+        trainer.fit(batches, batch_size=len(work.batch[0]), steps=_UNMEASURED + steps + 1)
         gathered: list[Any] = [None] * trainer.world.ranks
         dist.all_gather_object(gathered, batches.times_ns)
-        return seconds_per_step(gathered), trainer.pipeline.compute_s / _MICRO_BATCHES
+        return seconds_per_step([times[_UNMEASURED - 1 :] for times in gathered]), trainer.pipeline.compute_s / _MICRO_BATCHES
 
 
 def main() -> None:

@@ -75,6 +75,7 @@ class EventClock:
         self._layers: list[_TimedLayers] = []
         self._anchor = make_event()
         self._anchor_ns = 0
+        self._last_wait_ns = 0
         self._set_anchor()
 
     def mark(self) -> None:
@@ -135,8 +136,10 @@ class EventClock:
         """
         if not self._used:
             return 0
-        self._recorder.bubbles.announce()
+        self._recorder.bubbles.announce(self._last_wait_ns)
+        before_ns = time.monotonic_ns()
         self._used[-1].synchronize()
+        self._last_wait_ns = time.monotonic_ns() - before_ns
         rows = [self._row(op) for op in self._ops] + [row for layers in self._layers for row in self._layer_rows(layers)]
         for row in sorted(rows, key=lambda row: row[4:6]):  # by begin and end: a message is known before the op that made it
             self._recorder.record(*row)
