@@ -92,6 +92,9 @@ class NoChange:
     reason: str
     conclusive: bool
 
+    def __str__(self) -> str:
+        return self.reason
+
     def to_dict(self) -> dict[str, Any]:
         return {"reason": self.reason, "conclusive": self.conclusive}
 
