@@ -19,6 +19,7 @@ from pptoolkit.engine.step_losses import LossFunction
 from pptoolkit.errors import ConfigError, PlanError, PPToolkitError
 from pptoolkit.models import GPTConfig, gpt_layers, loss_without, next_token_loss
 from pptoolkit.plan import Plan, equal_layer_cuts, fingerprint_layers
+from pptoolkit.schedule import check_trains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,8 @@ def make_plan(job: Job, config: RunConfig, *, plan: Plan | None, ranks: int | No
         ranks: Number of ranks asked for; None: as many as the plan has stages.
 
     Raises:
-        PlanError: If plan, model and ranks do not fit.
+        PlanError: If plan, model and ranks do not fit, or the schedule trains nothing.
+        ScheduleError: If the schedule is unknown.
         ConfigError: If the micro-batches do not divide the batch.
     """
     if ranks is not None and ranks < 1:
@@ -95,6 +97,7 @@ def make_plan(job: Job, config: RunConfig, *, plan: Plan | None, ranks: int | No
         )
         length = plan.pipeline_ranks(ranks) if ranks is not None else 1
         plan = plan.evolve(cuts=tuple(wanted.cuts) if wanted.cuts is not None else equal_layer_cuts(layers, length))
+    check_trains(plan.schedule)
     plan.check(layers, fingerprint=job.fingerprint)
     _check_ranks(plan, ranks)
     _check_batch(plan, config)

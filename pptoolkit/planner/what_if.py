@@ -14,7 +14,7 @@ from pptoolkit.plan import Plan
 from pptoolkit.planner.partition import minimax_cuts
 from pptoolkit.planner.predict import PredictedStep, Predictor
 from pptoolkit.planner.step_costs import MeasuredStep
-from pptoolkit.schedule import Schedule, build_schedule
+from pptoolkit.schedule import Schedule, build_schedule, check_trains
 from pptoolkit.simulator import Costs
 
 
@@ -41,6 +41,8 @@ class WhatIf:
     slow_ranks: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.schedule is not None:
+            check_trains(self.schedule)
         if not self.link_factor > 0:
             raise InputError(f"link_factor={self.link_factor} is no factor; use more than 0, e.g. 2 for links twice as fast")
         for rank, factor in self.slow_ranks.items():

@@ -59,6 +59,7 @@ _ENTRIES: Mapping[str, _Entry] = MappingProxyType(
     }
 )
 SCHEDULES: tuple[str, ...] = tuple(_ENTRIES)
+TRAINING_SCHEDULES: tuple[str, ...] = tuple(name for name in SCHEDULES if name != FORWARD_ONLY)
 
 
 def build_schedule(name: str, *, ranks: int, micro_batches: int, stages: int | None = None) -> Schedule:
@@ -94,11 +95,25 @@ def build_schedule(name: str, *, ranks: int, micro_batches: int, stages: int | N
     )
 
 
+def check_trains(name: str) -> None:
+    """Refuse a name that is no schedule to train with; a CSV file is looked at only when it is built.
+
+    Raises:
+        ScheduleError: If the name is unknown (the message suggests the nearest).
+        PlanError: If the schedule has no backward.
+    """
+    if name == FORWARD_ONLY:
+        raise PlanError(f"schedule {FORWARD_ONLY!r} has no backward and trains nothing; choose one of {', '.join(TRAINING_SCHEDULES)}")
+    if not name.endswith(".csv"):
+        _find(name)
+
+
 def _find(name: str) -> _Entry:
     if name not in _ENTRIES:
-        near = difflib.get_close_matches(name.lower(), SCHEDULES, n=1, cutoff=0.4)
+        near = difflib.get_close_matches(name.lower(), TRAINING_SCHEDULES, n=1, cutoff=0.4)
         guess = f"did you mean {near[0]!r}? " if near else ""
-        raise ScheduleError(f"schedule {name!r} is unknown; {guess}The schedules are {', '.join(SCHEDULES)}, or the path of a CSV file")
+        known = ", ".join(TRAINING_SCHEDULES)
+        raise ScheduleError(f"schedule {name!r} is unknown; {guess}The schedules are {known}, or the path of a CSV file")
     return _ENTRIES[name]
 
 
@@ -117,7 +132,7 @@ def _from_file(path: str, ranks: int, micro_batches: int, stages: int | None) ->
 def _stages_remedy(name: str, stages: int, ranks: int) -> str:
     layout = _ENTRIES[name].layout
     least = ranks * layout.least
-    other = [n for n in SCHEDULES if n != FORWARD_ONLY and _ENTRIES[n].layout.fits(stages, ranks)]
+    other = [n for n in TRAINING_SCHEDULES if _ENTRIES[n].layout.fits(stages, ranks)]
     choices = [f"use {least - 1} cut points for {least} stages" if least > 1 else "use no cut points"]
     if layout.least == 1:
         choices.append(f"start {stages} ranks")

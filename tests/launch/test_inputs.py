@@ -69,6 +69,7 @@ def test_a_wrong_config_is_refused_by_key_and_value(here: Path, capsys: pytest.C
         ("micro_batches = 5", "2", "training.batch_size=16 cannot be cut into 5 equal micro-batches; use batch_size=15"),
         ("micro_batches = 32", "2", "training.batch_size=16 cannot be cut into 32 equal micro-batches; use batch_size=32"),
         ('schedule = "1f1d"', "2", "did you mean '1f1b'"),
+        ('schedule = "forward"', "2", "has no backward and trains nothing"),
     ],
 )
 def test_a_plan_that_does_not_fit_is_refused(here: Path, capsys: pytest.CaptureFixture[str], plan: str, nproc: str, message: str) -> None:
