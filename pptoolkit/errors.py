@@ -76,3 +76,8 @@ class StageError(TrainingError):
 
 class PeerLostError(TrainingError):
     """Communication with another rank broke, so that rank is the one to look at first."""
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, for a message: ``1 stage``, ``2 stages``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

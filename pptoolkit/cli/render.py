@@ -83,12 +83,16 @@ def comparison(found: Comparison) -> RenderableType:
             table.add_row(_STATES.get(state, state), _ms(before), _ms(after), f"{difference * 1e3:+,.1f}")
     change = f"{abs(found.gain_ratio):.1%} {'less' if found.gain_ratio > 0 else 'more'} time a step"
     parts: list[RenderableType] = [table, Text(change if found.is_significant else "no difference beyond the noise", style="bold")]
-    if abs(found.compute_ratio - 1) > _SAME_MACHINE:
+    if not found.same_model:
+        others = "these runs train different models (other layers): the difference tells neither of the plan nor of the machine"
+        parts.insert(0, Text(others, style="bold yellow"))
+    other_speed = found.same_model and abs(found.compute_ratio - 1) > _SAME_MACHINE
+    if other_speed:
         note = f"all layers together took {found.compute_ratio - 1:+.0%} time in the second run: the machine itself was not the same"
         parts.append(Text(note, style="yellow"))
     if found.prediction is not None:
         parts.append(Text(_prediction(found.prediction)))
-        if abs(found.compute_ratio - 1) > _SAME_MACHINE:
+        if other_speed:
             there = found.prediction.predicted.step_time_s * found.compute_ratio
             off = found.prediction.achieved.median / there - 1
             parts.append(Text(f"at the second run's speed of computing the prediction is {there * 1e3:.1f} ms, and {off:+.1%} off"))
