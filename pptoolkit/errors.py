@@ -80,4 +80,5 @@ class PeerLostError(TrainingError):
 
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, for a message: ``1 stage``, ``2 stages``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{number} {noun}{'' if number == 1 else ending}"

@@ -132,7 +132,9 @@ def _obstacle(measured: MeasuredStep, space: SearchSpace | None) -> NoChange | N
     if measured.plan.stages == 1 and space is None:
         return NoChange(reason="the model is one stage, so there is no cut to move", conclusive=True)
     if not measured.is_profile and measured.step_time.samples < MIN_STEPS:
-        reason = f"{measured.step_time.samples} usable steps are too few to plan from; train at least {MIN_STEPS} steps after the first"
+        few = measured.step_time.samples
+        are = f"{counted(few, 'usable step')} {'is' if few == 1 else 'are'}"
+        reason = f"{are} too few to plan from; train at least {MIN_STEPS} steps after the first"
         return NoChange(reason=reason, conclusive=False)
     if measured.layers.missing:
         return NoChange(reason="; ".join(measured.layers.missing), conclusive=False)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from pptoolkit.errors import PlanError, ScheduleError
+from pptoolkit.errors import PlanError, ScheduleError, counted
 from pptoolkit.schedule.actions import Order, Schedule
 from pptoolkit.schedule.dualpipev import dualpipev_orders
 from pptoolkit.schedule.forward_only import FORWARD_ONLY, forward_orders
@@ -85,7 +85,8 @@ def build_schedule(name: str, *, ranks: int, micro_batches: int, stages: int | N
     stages = ranks * layout.least if stages is None else stages
     if not layout.fits(stages, ranks):
         raise PlanError(
-            f"schedule {name!r} needs {layout.need}, but there are {stages} stages for {ranks} ranks; {_stages_remedy(name, stages, ranks)}"
+            f"schedule {name!r} needs {layout.need}, but there {'is' if stages == 1 else 'are'} {counted(stages, 'stage')} "
+            f"for {counted(ranks, 'rank')}; {_stages_remedy(name, stages, ranks)}"
         )
     return Schedule(
         name=name,
@@ -133,9 +134,9 @@ def _stages_remedy(name: str, stages: int, ranks: int) -> str:
     layout = _ENTRIES[name].layout
     least = ranks * layout.least
     other = [n for n in TRAINING_SCHEDULES if _ENTRIES[n].layout.fits(stages, ranks)]
-    choices = [f"use {least - 1} cut points for {least} stages" if least > 1 else "use no cut points"]
+    choices = [f"use {counted(least - 1, 'cut point')} for {counted(least, 'stage')}" if least > 1 else "use no cut points"]
     if layout.least == 1:
-        choices.append(f"start {stages} ranks")
+        choices.append(f"start {counted(stages, 'rank')}")
     if other:
         choices.append(f"choose schedule {other[0]!r}")
     return ", or ".join(choices)
