@@ -20,11 +20,11 @@ from benchmarks.ranks import run_ranks
 from benchmarks.report import Result, argument_parser, describe_machine, fail, measured, show, tell, within
 from benchmarks.schedule_ranks import RESULT, Outcome, Work
 from pptoolkit.errors import ConfigError, PPToolkitError
-from pptoolkit.schedule import FORWARD_ONLY, SCHEDULES
+from pptoolkit.schedule import TRAINING_SCHEDULES
 
 GOAL_PERCENT = 5.0
 RANKS = 4
-NAMES = tuple(name for name in SCHEDULES if name != FORWARD_ONLY)
+NAMES = TRAINING_SCHEDULES
 
 
 def main() -> int:

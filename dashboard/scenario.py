@@ -14,7 +14,7 @@ from dashboard.simulated import mean_passes
 from pptoolkit.errors import PPToolkitError
 from pptoolkit.planner.partition import minimax_cuts
 from pptoolkit.planner.step_costs import MeasuredStep
-from pptoolkit.schedule import FORWARD_ONLY, SCHEDULES, Schedule, build_schedule
+from pptoolkit.schedule import TRAINING_SCHEDULES, Schedule, build_schedule
 from pptoolkit.simulator import Costs, MemoryCosts, SimulatedStep, simulate
 from pptoolkit.simulator.costs import equal_costs
 
@@ -48,9 +48,7 @@ def own_scenario(measured: MeasuredStep) -> Scenario:
 def fitting_schedules(ranks: int, layers: int, micro_batches: int) -> dict[str, int]:
     """Return the schedules that can train on so many ranks, and with how many stages each: as few as it needs."""
     found = {}
-    for name in SCHEDULES:
-        if name == FORWARD_ONLY:
-            continue
+    for name in TRAINING_SCHEDULES:
         try:
             stages = build_schedule(name, ranks=ranks, micro_batches=micro_batches).stages
         except PPToolkitError:

@@ -87,7 +87,10 @@ class TrainingConfig(_Section):
         if self.precision != "full" and self.dtype == "float64":
             raise ValueError(f"precision={self.precision!r} has no effect with dtype='float64'; use one or the other")
         if self.warmup_steps >= self.steps:
-            raise ValueError(f"warmup_steps={self.warmup_steps} do not fit steps={self.steps}; use fewer")
+            raise ValueError(
+                f"warmup_steps={self.warmup_steps} do not fit steps={self.steps}; "
+                f"use fewer warmup_steps, or --steps {self.warmup_steps + 1} or more"
+            )
         if self.final_ratio and self.decay == "constant":
             raise ValueError(f"final_ratio={self.final_ratio} has no effect with decay='constant'; use decay='cosine' or 'linear'")
         return self

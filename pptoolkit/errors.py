@@ -76,3 +76,9 @@ class StageError(TrainingError):
 
 class PeerLostError(TrainingError):
     """Communication with another rank broke, so that rank is the one to look at first."""
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, for a message: ``1 stage``, ``2 stages``."""
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{number} {noun}{'' if number == 1 else ending}"

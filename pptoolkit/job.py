@@ -16,9 +16,10 @@ from pptoolkit.config import ModelConfig, RunConfig
 from pptoolkit.data import TokenDataset, load_tokens
 from pptoolkit.engine.layers import Layer, as_layers
 from pptoolkit.engine.step_losses import LossFunction
-from pptoolkit.errors import ConfigError, PlanError, PPToolkitError
+from pptoolkit.errors import ConfigError, PlanError, PPToolkitError, counted
 from pptoolkit.models import GPTConfig, gpt_layers, loss_without, next_token_loss
 from pptoolkit.plan import Plan, equal_layer_cuts, fingerprint_layers
+from pptoolkit.schedule import check_trains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,8 @@ def make_plan(job: Job, config: RunConfig, *, plan: Plan | None, ranks: int | No
         ranks: Number of ranks asked for; None: as many as the plan has stages.
 
     Raises:
-        PlanError: If plan, model and ranks do not fit.
+        PlanError: If plan, model and ranks do not fit, or the schedule trains nothing.
+        ScheduleError: If the schedule is unknown.
         ConfigError: If the micro-batches do not divide the batch.
     """
     if ranks is not None and ranks < 1:
@@ -94,7 +96,14 @@ def make_plan(job: Job, config: RunConfig, *, plan: Plan | None, ranks: int | No
             schedule=wanted.schedule, micro_batches=wanted.micro_batches, replicas=wanted.replicas, recompute=tuple(wanted.recompute)
         )
         length = plan.pipeline_ranks(ranks) if ranks is not None else 1
+        if wanted.cuts is None and length > layers:
+            each = f" in each of {plan.replicas} replicas" if plan.replicas > 1 else ""
+            raise PlanError(
+                f"--nproc {ranks} makes {length} stages{each}, but the model has {counted(layers, 'layer')}; "
+                f"use --nproc {layers * plan.replicas}, or fewer"
+            )
         plan = plan.evolve(cuts=tuple(wanted.cuts) if wanted.cuts is not None else equal_layer_cuts(layers, length))
+    check_trains(plan.schedule)
     plan.check(layers, fingerprint=job.fingerprint)
     _check_ranks(plan, ranks)
     _check_batch(plan, config)
@@ -108,8 +117,9 @@ def _check_ranks(plan: Plan, ranks: int | None) -> None:
     if plan.schedule in ("gpipe", "1f1b") and length != plan.stages:
         copies = f" and replicas={plan.replicas}" if plan.replicas > 1 else ""
         raise PlanError(
-            f"cuts={list(plan.cuts)} make {plan.stages} stages, but {ranks} ranks were asked for{copies}, and {plan.schedule} "
-            f"runs one stage a rank; use --nproc {plan.stages * plan.replicas}, or {length - 1} cut points"
+            f"cuts={list(plan.cuts)} make {counted(plan.stages, 'stage')}, but {counted(ranks, 'rank')} "
+            f"{'was' if ranks == 1 else 'were'} asked for{copies}, and {plan.schedule} "
+            f"runs one stage a rank; use --nproc {plan.stages * plan.replicas}, or {counted(length - 1, 'cut point')}"
         )
 
 

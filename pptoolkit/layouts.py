@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from itertools import accumulate, pairwise
 
-from pptoolkit.errors import PlanError
+from pptoolkit.errors import PlanError, counted
 
 _MOST_STAGES = 100_000
 
@@ -50,7 +50,7 @@ def read_layout(text: str, style: LayoutStyle | None = None) -> tuple[tuple[int,
             sizes = numbers
     for stage, size in enumerate(sizes):
         if size < 1:
-            raise PlanError(f"the layout {text!r} gives stage {stage} {size} layers; every stage needs at least 1")
+            raise PlanError(f"the layout {text!r} gives stage {stage} {counted(size, 'layer')}; every stage needs at least 1")
     if not sizes:
         raise PlanError(f"the layout {text!r} has no stages; write e.g. [3, 3, 2]")
     ends = list(accumulate(sizes))
@@ -71,7 +71,7 @@ def write_layout(cuts: Sequence[int], layers: int, style: LayoutStyle, *, ends: 
     """
     edges = (0, *cuts, layers)
     if any(b <= a for a, b in pairwise(edges)):
-        raise PlanError(f"cuts={list(cuts)} do not fit {layers} layers; use increasing cut points from 1 to {layers - 1}")
+        raise PlanError(f"cuts={list(cuts)} do not fit {counted(layers, 'layer')}; use increasing cut points from 1 to {layers - 1}")
     if style is LayoutStyle.BALANCE:
         return str([b - a for a, b in pairwise(edges)])
     if style is LayoutStyle.DEEPSPEED:

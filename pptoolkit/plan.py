@@ -11,7 +11,7 @@ from typing import Any
 
 import tomli_w
 
-from pptoolkit.errors import PlanError
+from pptoolkit.errors import PlanError, counted
 
 PLAN_VERSION = 1
 _TOP_KEYS = {"version", "cuts", "schedule", "micro_batches", "replicas", "recompute", "fingerprint", "origin", "prediction"}
@@ -98,7 +98,8 @@ class Plan:
         """
         if self.stages > layers:
             raise PlanError(
-                f"cuts={list(self.cuts)} make {self.stages} stages, but the model has {layers} layers; use at most {layers - 1} cut points"
+                f"cuts={list(self.cuts)} make {self.stages} stages, but the model has {counted(layers, 'layer')}; "
+                f"use at most {counted(layers - 1, 'cut point')}"
             )
         for before, cut in zip((0, *self.cuts), self.cuts, strict=False):
             if not 0 < cut < layers:
@@ -128,8 +129,8 @@ class Plan:
         if ranks % self.replicas:
             more = -(-ranks // self.replicas) * self.replicas
             raise PlanError(
-                f"replicas={self.replicas} in the plan do not divide {ranks} ranks; "
-                f"start {more} ranks, or set replicas to a divisor of {ranks}"
+                f"replicas={self.replicas} in the plan do not divide {counted(ranks, 'rank')}; "
+                f"start {counted(more, 'rank')}, or set replicas to a divisor of {ranks}"
             )
         return ranks // self.replicas
 
@@ -234,7 +235,9 @@ def equal_layer_cuts(layers: int, stages: int) -> tuple[int, ...]:
         PlanError: If there are more stages than layers.
     """
     if not 1 <= stages <= layers:
-        raise PlanError(f"{stages} stages do not fit a model of {layers} layers; use 1 to {layers} stages")
+        raise PlanError(
+            f"{stages} stages do not fit a model of {counted(layers, 'layer')}; use {'1 stage' if layers == 1 else f'1 to {layers} stages'}"
+        )
     return tuple(s * (layers // stages) + min(s, layers % stages) for s in range(1, stages))
 
 

@@ -25,6 +25,7 @@ from pptoolkit.analysis.statistics import Interval, interval_of
 from pptoolkit.analysis.steps import SteadySteps
 from pptoolkit.analysis.what_if import find_jitter, find_loader, find_slow_devices, find_slow_hosts, find_slow_links
 from pptoolkit.analysis.work import Contrast, typical_excess, work_or_device
+from pptoolkit.errors import counted
 from pptoolkit.telemetry.events import Op
 from pptoolkit.telemetry.run_info import RunInfo
 
@@ -110,7 +111,9 @@ def judge(
     if ranks == 1:
         return _nothing("there is one rank, so no stage waits for another")
     if steady.count < MIN_STEPS:
-        return _nothing(f"{steady.count} usable steps are too few for a verdict; it needs {MIN_STEPS}")
+        return _nothing(
+            f"{counted(steady.count, 'usable step')} {'is' if steady.count == 1 else 'are'} too few for a verdict; it needs {MIN_STEPS}"
+        )
     stalls = find_stalls(replay) if replay is not None else []
     parts = own_work(steady, ranks=ranks)
     if replay is not None:

@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 
 from pptoolkit.cli.screen import out
+from pptoolkit.errors import counted
 from pptoolkit.telemetry import RunDirectory
 from pptoolkit.telemetry.collector import Collector
 from pptoolkit.telemetry.endpoint_client import EndpointClient, EndpointError, base_url
@@ -43,7 +44,7 @@ def collect(
     collector = Collector(base_url(url), EndpointClient(credentials))
     run = _open(collector, output, patience_s=0.0 if once else patience)
     out.print(
-        f"collecting run {escape(collector.info.run_id)} ({collector.info.ranks} ranks) into [bold]{escape(str(run.path))}[/]",
+        f"collecting run {escape(collector.info.run_id)} ({counted(collector.info.ranks, 'rank')}) into [bold]{escape(str(run.path))}[/]",
         soft_wrap=True,
     )
     return _follow(collector, run.path, once=once, interval_s=interval, patience_s=patience)

@@ -8,6 +8,7 @@ from rich.markup import escape
 
 from pptoolkit.cli.find import RUNS
 from pptoolkit.cli.screen import out
+from pptoolkit.errors import counted
 from pptoolkit.foreign import import_trace
 
 
@@ -23,7 +24,8 @@ def import_run(
     info = run.read_info()
     where = escape(str(run.path))
     out.print(
-        f"[bold]run {where}[/]: {info.steps} steps of {info.ranks} ranks in {info.replicas} replicas; {info.stages} stages, "
+        f"[bold]run {where}[/]: {counted(info.steps, 'step')} of {counted(info.ranks, 'rank')} "
+        f"in {counted(info.replicas, 'replica')}; {counted(info.stages, 'stage')}, "
         f"{escape(info.schedule)}, {info.micro_batches} micro-batches",
         soft_wrap=True,
     )

@@ -40,7 +40,7 @@ def suggest(
     space = None
     if search or profile or any(option is not None for option in (memory_limit, schedules, replicas, micro_batches)):
         space = SearchSpace(
-            schedules=tuple(schedules.split(",")) if schedules else DEFAULT_SCHEDULES,
+            schedules=tuple(name.strip() for name in schedules.split(",")) if schedules is not None else DEFAULT_SCHEDULES,
             replicas=numbers(replicas, "--replicas") if replicas else (),
             micro_batches=numbers(micro_batches, "--micro-batches") if micro_batches else (),
             memory_limit_bytes=parse_bytes(memory_limit) if memory_limit else None,

@@ -12,6 +12,7 @@ from rich.text import Text
 from pptoolkit.analysis.clocks import RankClock
 from pptoolkit.analysis.statistics import Interval
 from pptoolkit.cli.render_diagnosis import diagnosis
+from pptoolkit.errors import counted
 from pptoolkit.planner.compare import Comparison, PredictionCheck
 from pptoolkit.planner.report import Report
 from pptoolkit.planner.suggestion import Suggestion, Suggestions
@@ -83,19 +84,26 @@ def comparison(found: Comparison) -> RenderableType:
             table.add_row(_STATES.get(state, state), _ms(before), _ms(after), f"{difference * 1e3:+,.1f}")
     change = f"{abs(found.gain_ratio):.1%} {'less' if found.gain_ratio > 0 else 'more'} time a step"
     parts: list[RenderableType] = [table, Text(change if found.is_significant else "no difference beyond the noise", style="bold")]
-    if abs(found.compute_ratio - 1) > _SAME_MACHINE:
+    if not found.same_model:
+        others = "these runs train different models (other layers): the difference tells neither of the plan nor of the machine"
+        parts.insert(0, Text(others, style="bold yellow"))
+    other_speed = found.same_model and abs(found.compute_ratio - 1) > _SAME_MACHINE
+    if other_speed:
         note = f"all layers together took {found.compute_ratio - 1:+.0%} time in the second run: the machine itself was not the same"
         parts.append(Text(note, style="yellow"))
     if found.prediction is not None:
         parts.append(Text(_prediction(found.prediction)))
-        if abs(found.compute_ratio - 1) > _SAME_MACHINE:
+        if other_speed:
             there = found.prediction.predicted.step_time_s * found.compute_ratio
             off = found.prediction.achieved.median / there - 1
             parts.append(Text(f"at the second run's speed of computing the prediction is {there * 1e3:.1f} ms, and {off:+.1%} off"))
     if found.losses is not None:
         same = f"equal to {found.losses.equal_digits} digits at every step" if found.losses.equal_digits else "different"
         parts.append(
-            Text(f"losses of {found.losses.steps} steps: {same} (largest relative difference {found.losses.max_relative_difference:.1e})")
+            Text(
+                f"losses of {counted(found.losses.steps, 'step')}: {same} "
+                f"(largest relative difference {found.losses.max_relative_difference:.1e})"
+            )
         )
     return Group(*parts)
 
@@ -109,7 +117,8 @@ def _headline(found: Report) -> RenderableType:
     plan = found.plan
     line = Text.assemble((f"run {found.run_id}", "bold"), f": {found.state}, {found.steps_done} of {found.steps_asked or '?'} steps")
     line.append(
-        f"; {found.ranks} ranks, {plan.get('schedule', '?')}, {plan.get('micro_batches', '?')} micro-batches, cuts {plan.get('cuts', '?')}"
+        f"; {counted(found.ranks, 'rank')}, {plan.get('schedule', '?')}, "
+        f"{plan.get('micro_batches', '?')} micro-batches, cuts {plan.get('cuts', '?')}"
     )
     if found.parent:
         line.append(f"; plan from run {found.parent}")
@@ -118,7 +127,7 @@ def _headline(found: Report) -> RenderableType:
 
 def _rates(found: Report) -> RenderableType:
     assert found.step_time is not None
-    line = Text(f"step {_interval(found.step_time)} over {found.step_time.samples} steps")
+    line = Text(f"step {_interval(found.step_time)} over {counted(found.step_time.samples, 'step')}")
     if found.samples_per_s is not None:
         line.append(f"; {found.samples_per_s:,.1f} samples/s")
     if found.tokens_per_s:

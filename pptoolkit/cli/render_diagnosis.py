@@ -6,6 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pptoolkit.analysis.causes import BubbleCauses
+from pptoolkit.errors import counted
 from pptoolkit.planner.report import Report
 
 _BAR = 30
@@ -68,6 +69,6 @@ def _waterfall(causes: BubbleCauses) -> Table:
         bar = " " * begin + "#" * max(1, end - begin)
         table.add_row(_CAUSES[name], f"{(high - low) * 1e3:,.1f}", f"{(high - low) / step_s:.1%}", bar)
     table.add_row("= measured step", f"{step_s * 1e3:,.1f}", "100.0%", "#" * _BAR, style="bold")
-    table.caption = f"mean of {causes.steps} steps, whose replay is off by {causes.replay_error_ratio:+.2%}"
+    table.caption = f"mean of {counted(causes.steps, 'step')}, whose replay is off by {causes.replay_error_ratio:+.2%}"
     table.caption_justify = "left"
     return table

@@ -1,6 +1,8 @@
 """``pptoolkit train``."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +11,7 @@ from rich.markup import escape
 
 from pptoolkit.cli.screen import out
 from pptoolkit.config import RunConfig
+from pptoolkit.errors import PlanError, counted
 from pptoolkit.plan import Plan
 
 if TYPE_CHECKING:
@@ -32,30 +35,43 @@ def train(
         job = RunConfig.from_dict({**job.model_dump(), "training": {**job.training.model_dump(), "device": device}}, where="--device")
     if auto_rebalance:
         job = job.model_copy(update={"plan": job.plan.model_copy(update={"auto_rebalance": True})})
+    chosen = Plan.load(plan) if plan is not None else None
     outcome = train_job(
-        job, plan=Plan.load(plan) if plan is not None else None, nproc=nproc, run=run or Path("runs") / config.stem, command=tuple(sys.argv)
+        job, plan=chosen, nproc=nproc, run=run or Path("runs") / config.stem, command=tuple(sys.argv), source=plan or config
     )
     return 130 if outcome.stopped else 0
 
 
-def train_job(job: RunConfig, *, plan: Plan | None, nproc: int | None, run: Path, command: tuple[str, ...] = ()) -> "Launched":
-    """Prepare, say what will run, launch, and say where it is."""
-    with out.status("reading the corpus"):
+@contextmanager
+def plan_from(source: Path | None) -> Iterator[None]:
+    """Name the file, where there is one, in what is wrong with its plan."""
+    try:
+        yield
+    except PlanError as error:
+        raise error if source is None else PlanError(f"{source}: {error}") from error
+
+
+def train_job(
+    job: RunConfig, *, plan: Plan | None, nproc: int | None, run: Path, command: tuple[str, ...] = (), source: Path | None = None
+) -> "Launched":
+    """Prepare, say what will run, launch, and say where it is; ``source`` is the file that the plan comes from."""
+    with out.status("reading the corpus"), plan_from(source):
         from pptoolkit.launch import launch, prepare
 
         _, directory = prepare(job, plan=plan, ranks=nproc, run=run, command=command)
     info = directory.read_info()
     parts = info.read_plan().stage_layers(len(info.layers))
     out.print(
-        f"[bold]run {escape(str(directory.path))}[/]: {len(info.layers)} layers on {info.ranks} ranks, {info.schedule}, "
-        f"{info.micro_batches} micro-batches",
+        f"[bold]run {escape(str(directory.path))}[/]: {counted(len(info.layers), 'layer')} on {counted(info.ranks, 'rank')}, "
+        f"{info.schedule}, {info.micro_batches} micro-batches",
         soft_wrap=True,
     )
     for stage, part in enumerate(parts):
-        names = f"{info.layers[part.start]} to {info.layers[part[-1]]} ({len(part)} layers)"
+        names = f"{info.layers[part.start]} to {info.layers[part[-1]]} ({counted(len(part), 'layer')})"
         out.print(f"  stage {stage} (rank {info.stage_to_rank[stage]}): {escape(names)}", soft_wrap=True)
     outcome = launch(directory)
     ended = directory.read_info()
-    how = ended.message or f"{ended.steps} steps"
-    out.print(f"{ended.status.value}: {escape(how)}; see it with: pptoolkit report {escape(str(directory.path))}", soft_wrap=True)
+    how, status = ended.message or counted(ended.steps, "step"), ended.status.value
+    told = how if how.startswith(status) else f"{status}: {how}"
+    out.print(f"{escape(told)}; see it with: pptoolkit report {escape(str(directory.path))}", soft_wrap=True)
     return outcome

@@ -8,7 +8,9 @@ import typer
 from rich.table import Table
 
 from pptoolkit.cli.screen import out
+from pptoolkit.cli.train import plan_from
 from pptoolkit.config import RunConfig
+from pptoolkit.errors import counted
 from pptoolkit.plan import Plan
 
 if TYPE_CHECKING:
@@ -29,7 +31,9 @@ def verify(
     from pptoolkit.verify_launch import verify_job
 
     job = RunConfig.load(config)
-    found = verify_job(job, plan=Plan.load(plan) if plan is not None else None, ranks=nproc, steps=steps)
+    chosen = Plan.load(plan) if plan is not None else None
+    with plan_from(plan or config):
+        found = verify_job(job, plan=chosen, ranks=nproc, steps=steps)
     if as_json:
         print(json.dumps(found.to_dict(), indent=2))
     else:
@@ -49,7 +53,8 @@ def show(found: "Verification") -> None:
     first = found.first_difference
     if first is None:
         out.print(
-            f"loss {found.loss:.1e}: all differences are below {found.tolerance:.0e} over {found.steps} steps; the plan changes nothing"
+            f"loss {found.loss:.1e}: all differences are below {found.tolerance:.0e} "
+            f"over {counted(found.steps, 'step')}; the plan changes nothing"
         )
     else:
         out.print(f"loss {found.loss:.1e}; the first difference above {found.tolerance:.0e}: {first[0]}, step {first[1]}", style="bold red")

@@ -12,7 +12,7 @@ from enum import StrEnum
 import torch
 import torch.distributed as dist
 
-from pptoolkit.errors import ConfigError
+from pptoolkit.errors import ConfigError, counted
 
 _CPU = torch.device("cpu")
 
@@ -99,7 +99,7 @@ def check_launch(setting: DeviceSetting | str, *, ranks: int, there: Accelerator
     _require_nccl(there, ranks)
     if ranks > there.devices:
         raise ConfigError(
-            f"device='cuda' with {ranks} ranks on this host, but torch sees {there.devices} CUDA device{'s' if there.devices > 1 else ''}, "
+            f"device='cuda' with {counted(ranks, 'rank')} on this host, but torch sees {counted(there.devices, 'CUDA device')}, "
             f"and NCCL refuses two ranks on one device; start at most {there.devices}, with several stages a rank "
             "(schedule 'interleaved-1f1b' or 'zbv'), or use device='cpu'"
         )
@@ -206,6 +206,6 @@ def _require_cuda(there: Accelerators) -> None:
 def _require_nccl(there: Accelerators, ranks: int) -> None:
     if ranks > 1 and not there.nccl:
         raise ConfigError(
-            f"device='cuda' with {ranks} ranks needs NCCL, which torch {there.version} is built without; "
+            f"device='cuda' with {counted(ranks, 'rank')} needs NCCL, which torch {there.version} is built without; "
             "install a build with it, or use one rank"
         )

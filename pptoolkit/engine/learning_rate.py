@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pptoolkit.errors import ConfigError
+from pptoolkit.errors import ConfigError, counted
 
 
 class Decay(StrEnum):
@@ -35,7 +35,10 @@ class WarmupDecay:
         if self.decay not in list(Decay):
             raise ConfigError(f"decay={self.decay!r} is unknown; use one of {', '.join(repr(str(d)) for d in Decay)}")
         if not 0 <= self.warmup_steps < self.steps:
-            raise ConfigError(f"warmup_steps={self.warmup_steps} do not fit a run of {self.steps} steps; use fewer than {self.steps}")
+            raise ConfigError(
+                f"warmup_steps={self.warmup_steps} do not fit a run of {counted(self.steps, 'step')}; "
+                f"use 0 to {self.steps - 1} warmup_steps, or train longer"
+            )
         if not 0 <= self.final_ratio <= 1:
             raise ConfigError(f"final_ratio={self.final_ratio} is out of range; use 0 to 1")
 

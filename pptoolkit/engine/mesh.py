@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from pptoolkit.errors import PlanError
+from pptoolkit.errors import PlanError, counted
 
 _REPLICA, _PIPELINE = "replica", "pipeline"
 _MESHES: WeakKeyDictionary[Any, dict[tuple[int, str], DeviceMesh]] = WeakKeyDictionary()  # by process group
@@ -45,7 +45,7 @@ class Mesh:
         """
         rank, ranks = dist.get_rank(), dist.get_world_size()
         if ranks % replicas:
-            raise PlanError(f"replicas={replicas} do not divide {ranks} ranks; start a multiple of {replicas} ranks")
+            raise PlanError(f"replicas={replicas} do not divide {counted(ranks, 'rank')}; start a multiple of {replicas} ranks")
         length = ranks // replicas
         mesh = _device_mesh(replicas, length, device_type) if replicas > 1 else None
         return cls(replica=rank // length, replicas=replicas, pipeline_rank=rank % length, pipeline_ranks=length, device_mesh=mesh)

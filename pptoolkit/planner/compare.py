@@ -120,6 +120,7 @@ class Comparison:
         is_significant: Whether the difference's interval leaves out 0.
         compute_ratio: Compute of all ranks in a step, after over before. Cuts move compute and do not change it: far from 1 means that the
             machines were slower or faster the second time, or that the models or micro-batches differ.
+        same_model: Whether both runs have the same layers. If not, no other number here tells about the machine or the plan alone.
         prediction: Of the second run's plan; None if it made none.
         losses: None where the runs have no step with a loss in common.
         accounting: State to seconds a step, mean over ranks: before, after, difference.
@@ -131,6 +132,7 @@ class Comparison:
     gain_ratio: float
     is_significant: bool
     compute_ratio: float
+    same_model: bool
     prediction: PredictionCheck | None
     losses: LossComparison | None
     accounting: dict[str, tuple[float, float, float]]
@@ -145,6 +147,7 @@ class Comparison:
             "gain_ratio": self.gain_ratio,
             "is_significant": self.is_significant,
             "compute_ratio": self.compute_ratio,
+            "same_model": self.same_model,
             "prediction": self.prediction.to_dict() if self.prediction else None,
             "losses": self.losses.to_dict() if self.losses else None,
             "accounting": {s: {"before_s": a, "after_s": b, "difference_s": d} for s, (a, b, d) in self.accounting.items()},
@@ -168,6 +171,7 @@ def compare(before: MeasuredRun, after: MeasuredRun) -> Comparison:
         gain_ratio=1.0 - sides[1].step_time.median / sides[0].step_time.median,
         is_significant=difference.low > 0 or difference.high < 0,
         compute_ratio=_compute_s(second) / _compute_s(first),
+        same_model=before.info.runs_same_model(after.info),
         prediction=check_prediction(info_of(after.info, second), sides[1].step_time),
         losses=compare_losses(before.scalars(), after.scalars()),
         accounting={state: (seconds, accounts[1][state], accounts[1][state] - seconds) for state, seconds in accounts[0].items()},

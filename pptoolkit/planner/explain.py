@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import groupby
 
+from pptoolkit.errors import counted
 from pptoolkit.plan import Plan
 
 _MOST_MOVES = 3
@@ -58,9 +59,9 @@ def describe_change(old: Plan, new: Plan) -> str:
     if new.schedule != old.schedule:
         parts.append(f"run {new.schedule} instead of {old.schedule}")
     if new.replicas != old.replicas:
-        parts.append(f"use {new.replicas} replicas instead of {old.replicas}")
+        parts.append(f"use {counted(new.replicas, 'replica')} instead of {old.replicas}")
     if new.stages != old.stages:
-        parts.append(f"cut the model into {new.stages} stages instead of {old.stages}")
+        parts.append(f"cut the model into {counted(new.stages, 'stage')} instead of {old.stages}")
     if new.micro_batches != old.micro_batches:
         parts.append(f"split the batch into {new.micro_batches} micro-batches instead of {old.micro_batches}")
     if new.recompute != old.recompute:

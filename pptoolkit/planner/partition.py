@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from pptoolkit.errors import PlanError
+from pptoolkit.errors import PlanError, counted
 
 _TIE_BREAK_WORK = 1_000_000  # stage costs looked at; a fraction of a second
 
@@ -56,7 +56,9 @@ def check_stages(layers: int, stages: int) -> None:
         PlanError: Naming both numbers.
     """
     if not 1 <= stages <= layers:
-        raise PlanError(f"{stages} stages do not fit a model of {layers} layers; use 1 to {layers} stages")
+        raise PlanError(
+            f"{stages} stages do not fit a model of {counted(layers, 'layer')}; use {'1 stage' if layers == 1 else f'1 to {layers} stages'}"
+        )
 
 
 def _prefix_sums(costs: Sequence[float]) -> list[int]:

@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pptoolkit.errors import PlanError
+from pptoolkit.errors import PlanError, counted
 from pptoolkit.plan import Plan, Prediction
 from pptoolkit.planner.memory import InFlight
 from pptoolkit.planner.step_costs import MeasuredStep
@@ -190,7 +190,7 @@ class Predictor:
         if key not in self._schedules:
             total = self.measured.ranks * self.measured.plan.replicas
             if total % plan.replicas:
-                raise PlanError(f"replicas={plan.replicas} do not divide the {total} ranks of the run; use a divisor of {total}")
+                raise PlanError(f"replicas={plan.replicas} do not divide the {counted(total, 'rank')} of the run; use a divisor of {total}")
             once = build_schedule(plan.schedule, ranks=total // plan.replicas, micro_batches=plan.micro_batches, stages=plan.stages)
             self._schedules[key] = self.measured.run_in_a_step(once)
         return self._schedules[key]

@@ -24,7 +24,7 @@ from pptoolkit.analysis.segments import info_of, segments_of, spans_of
 from pptoolkit.analysis.statistics import Interval
 from pptoolkit.analysis.steps import SteadySteps
 from pptoolkit.analysis.timeline import clock_uncertainty_ns
-from pptoolkit.errors import ConfigError
+from pptoolkit.errors import ConfigError, counted
 from pptoolkit.plan import Plan
 from pptoolkit.planner.compare import PredictionCheck, check_prediction
 from pptoolkit.planner.measure import measure_step
@@ -183,7 +183,8 @@ def describe_achievement(found: PredictionCheck, info: RunInfo) -> str:
         f"re-cut at step {last.first_step}, cuts {list(before.cuts)} -> {list(last.cuts)}: "
         f"before {predicted.baseline_step_time_s * 1e3:.1f} ms a step, "
         f"predicted {_interval_ms(predicted.step_time_s, predicted.low_s, predicted.high_s)}, "
-        f"achieved {_interval_ms(achieved.median, achieved.low, achieved.high)} over {achieved.samples} steps: {found.error_ratio:+.1%}, "
+        f"achieved {_interval_ms(achieved.median, achieved.low, achieved.high)} "
+        f"over {counted(achieved.samples, 'step')}: {found.error_ratio:+.1%}, "
         f"{'inside' if found.within else 'outside'} the predicted interval; moving took {last.moving_s:.1f} s"
     )
 

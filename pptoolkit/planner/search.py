@@ -10,17 +10,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pptoolkit.errors import PPToolkitError
+from pptoolkit.errors import PPToolkitError, ScheduleError
 from pptoolkit.plan import Plan
 from pptoolkit.planner.binding import what_binds
 from pptoolkit.planner.bounded import bounded_cuts
 from pptoolkit.planner.neighbours import neighbours
 from pptoolkit.planner.partition import minimax_cuts
 from pptoolkit.planner.predict import PredictedStep, Predictor
-from pptoolkit.schedule import FORWARD_ONLY, SCHEDULES, build_schedule
+from pptoolkit.schedule import TRAINING_SCHEDULES, build_schedule, check_trains
 
 # GPipe and looped BFS take as long as their 1F1B kin and hold more; DualPipeV is drawn for ranks that work on two micro-batches at once.
-DEFAULT_SCHEDULES = tuple(name for name in SCHEDULES if name not in (FORWARD_ONLY, "gpipe", "looped-bfs", "dualpipev"))
+DEFAULT_SCHEDULES = tuple(name for name in TRAINING_SCHEDULES if name not in ("gpipe", "looped-bfs", "dualpipev"))
 _ACTIONS = 3_000_000  # simulated actions that a search may spend: a few seconds
 _KEPT = 5
 
@@ -44,6 +44,12 @@ class SearchSpace:
     rounds: tuple[int, ...] = (1, 2)
     recompute: bool = True
     memory_limit_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.schedules:
+            check_trains(name)
+            if name.endswith(".csv"):  # it is made for one number of micro-batches and stages, so there is nothing to search
+                raise ScheduleError(f"a search cannot vary the schedule {name}; try it as it is: pptoolkit simulate --schedule {name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

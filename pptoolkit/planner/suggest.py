@@ -6,7 +6,7 @@ Silence within the noise: a suggestion is made only if even the low end of its p
 import math
 from collections.abc import Mapping
 
-from pptoolkit.errors import PPToolkitError
+from pptoolkit.errors import PPToolkitError, counted
 from pptoolkit.plan import Origin, Plan
 from pptoolkit.planner.baselines import baseline_cuts
 from pptoolkit.planner.binding import what_binds
@@ -63,7 +63,7 @@ def suggest(measured: MeasuredStep, info: RunInfo, *, space: SearchSpace | None 
             return _nothing(info, predictor, NoChange(reason=reason, conclusive=True), baselines)
     better = [(step, binding) for step, binding in ranked if must or _is_worth_it(step, measured)][:MOST_SUGGESTIONS]
     if not better:
-        return _nothing(info, predictor, NoChange(reason=_why_not(ranked[0][0], measured), conclusive=True), baselines)
+        return _nothing(info, predictor, _no_change(ranked[0][0], measured, info), baselines)
     return Suggestions(
         run_id=info.run_id,
         items=tuple(_suggestion(step, binding, measured, info, baselines) for step, binding in better),
@@ -132,7 +132,9 @@ def _obstacle(measured: MeasuredStep, space: SearchSpace | None) -> NoChange | N
     if measured.plan.stages == 1 and space is None:
         return NoChange(reason="the model is one stage, so there is no cut to move", conclusive=True)
     if not measured.is_profile and measured.step_time.samples < MIN_STEPS:
-        reason = f"{measured.step_time.samples} usable steps are too few to plan from; train at least {MIN_STEPS} steps after the first"
+        few = measured.step_time.samples
+        are = f"{counted(few, 'usable step')} {'is' if few == 1 else 'are'}"
+        reason = f"{are} too few to plan from; train at least {MIN_STEPS} steps after the first"
         return NoChange(reason=reason, conclusive=False)
     if measured.layers.missing:
         return NoChange(reason="; ".join(measured.layers.missing), conclusive=False)
@@ -148,6 +150,16 @@ def _is_worth_it(found: PredictedStep, measured: MeasuredStep) -> bool:
 
 def _is_own(plan: Plan, measured: MeasuredStep) -> bool:
     return plan.evolve(fingerprint="", origin=None) == measured.plan.evolve(fingerprint="", origin=None)
+
+
+def _no_change(best: PredictedStep, measured: MeasuredStep, info: RunInfo) -> NoChange:
+    if _is_own(best.plan, measured) and info.is_foreign and len(info.layers) == info.stages:
+        reason = (
+            f"the trace names no layers, only its {counted(info.stages, 'stage')}, so no other cut can be found; for layer costs train the "
+            "model with pptoolkit (pptoolkit train), or measure its layers with: pptoolkit profile"
+        )
+        return NoChange(reason=reason, conclusive=False)
+    return NoChange(reason=_why_not(best, measured), conclusive=True)
 
 
 def _why_not(best: PredictedStep, measured: MeasuredStep) -> str:

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pptoolkit.errors import InputError, PlanError
+from pptoolkit.errors import InputError, PlanError, counted
 from pptoolkit.plan import Plan
 from pptoolkit.planner.partition import minimax_cuts
 from pptoolkit.planner.predict import PredictedStep, Predictor
 from pptoolkit.planner.step_costs import MeasuredStep
-from pptoolkit.schedule import Schedule, build_schedule
+from pptoolkit.schedule import Schedule, build_schedule, check_trains
 from pptoolkit.simulator import Costs
 
 
@@ -41,6 +41,8 @@ class WhatIf:
     slow_ranks: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.schedule is not None:
+            check_trains(self.schedule)
         if not self.link_factor > 0:
             raise InputError(f"link_factor={self.link_factor} is no factor; use more than 0, e.g. 2 for links twice as fast")
         for rank, factor in self.slow_ranks.items():
@@ -135,7 +137,7 @@ def changed_plan(measured: MeasuredStep, change: WhatIf) -> Plan:
     if measured.batch_samples and measured.batch_samples % (measured.micro_batches_in_a_step(plan) * plan.replicas):
         accumulated = f" in each of {measured.passes} accumulated passes" if measured.passes > 1 else ""
         raise PlanError(
-            f"{plan.micro_batches} micro-batches{accumulated} on {plan.replicas} replicas do not divide the batch of "
+            f"{counted(plan.micro_batches, 'micro-batch')}{accumulated} on {counted(plan.replicas, 'replica')} do not divide the batch of "
             f"{measured.batch_samples} samples; use numbers that do"
         )
     return plan

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from pptoolkit.errors import PlanError, ScheduleError
+from pptoolkit.errors import PlanError, ScheduleError, counted
 from pptoolkit.schedule.actions import Order, Schedule
 from pptoolkit.schedule.dualpipev import dualpipev_orders
 from pptoolkit.schedule.forward_only import FORWARD_ONLY, forward_orders
@@ -59,6 +59,7 @@ _ENTRIES: Mapping[str, _Entry] = MappingProxyType(
     }
 )
 SCHEDULES: tuple[str, ...] = tuple(_ENTRIES)
+TRAINING_SCHEDULES: tuple[str, ...] = tuple(name for name in SCHEDULES if name != FORWARD_ONLY)
 
 
 def build_schedule(name: str, *, ranks: int, micro_batches: int, stages: int | None = None) -> Schedule:
@@ -84,7 +85,8 @@ def build_schedule(name: str, *, ranks: int, micro_batches: int, stages: int | N
     stages = ranks * layout.least if stages is None else stages
     if not layout.fits(stages, ranks):
         raise PlanError(
-            f"schedule {name!r} needs {layout.need}, but there are {stages} stages for {ranks} ranks; {_stages_remedy(name, stages, ranks)}"
+            f"schedule {name!r} needs {layout.need}, but there {'is' if stages == 1 else 'are'} {counted(stages, 'stage')} "
+            f"for {counted(ranks, 'rank')}; {_stages_remedy(name, stages, ranks)}"
         )
     return Schedule(
         name=name,
@@ -94,11 +96,25 @@ def build_schedule(name: str, *, ranks: int, micro_batches: int, stages: int | N
     )
 
 
+def check_trains(name: str) -> None:
+    """Refuse a name that is no schedule to train with; a CSV file is looked at only when it is built.
+
+    Raises:
+        ScheduleError: If the name is unknown (the message suggests the nearest).
+        PlanError: If the schedule has no backward.
+    """
+    if name == FORWARD_ONLY:
+        raise PlanError(f"schedule {FORWARD_ONLY!r} has no backward and trains nothing; choose one of {', '.join(TRAINING_SCHEDULES)}")
+    if not name.endswith(".csv"):
+        _find(name)
+
+
 def _find(name: str) -> _Entry:
     if name not in _ENTRIES:
-        near = difflib.get_close_matches(name.lower(), SCHEDULES, n=1, cutoff=0.4)
+        near = difflib.get_close_matches(name.lower(), TRAINING_SCHEDULES, n=1, cutoff=0.4)
         guess = f"did you mean {near[0]!r}? " if near else ""
-        raise ScheduleError(f"schedule {name!r} is unknown; {guess}The schedules are {', '.join(SCHEDULES)}, or the path of a CSV file")
+        known = ", ".join(TRAINING_SCHEDULES)
+        raise ScheduleError(f"schedule {name!r} is unknown; {guess}The schedules are {known}, or the path of a CSV file")
     return _ENTRIES[name]
 
 
@@ -117,10 +133,10 @@ def _from_file(path: str, ranks: int, micro_batches: int, stages: int | None) ->
 def _stages_remedy(name: str, stages: int, ranks: int) -> str:
     layout = _ENTRIES[name].layout
     least = ranks * layout.least
-    other = [n for n in SCHEDULES if n != FORWARD_ONLY and _ENTRIES[n].layout.fits(stages, ranks)]
-    choices = [f"use {least - 1} cut points for {least} stages" if least > 1 else "use no cut points"]
+    other = [n for n in TRAINING_SCHEDULES if _ENTRIES[n].layout.fits(stages, ranks)]
+    choices = [f"use {counted(least - 1, 'cut point')} for {counted(least, 'stage')}" if least > 1 else "use no cut points"]
     if layout.least == 1:
-        choices.append(f"start {stages} ranks")
+        choices.append(f"start {counted(stages, 'rank')}")
     if other:
         choices.append(f"choose schedule {other[0]!r}")
     return ", or ".join(choices)

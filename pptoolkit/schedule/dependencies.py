@@ -10,7 +10,7 @@ exist yet, all reach their ends.
 
 from dataclasses import dataclass
 
-from pptoolkit.errors import ScheduleError
+from pptoolkit.errors import ScheduleError, counted
 from pptoolkit.schedule.actions import Action, ActionKind, Schedule
 
 _FORWARD, _WEIGHT = ActionKind.FORWARD, ActionKind.BACKWARD_WEIGHT
@@ -72,7 +72,8 @@ class _Walk:
             stage, kind, micro_batch = action.stage, action.kind, action.micro_batch
             if micro_batch >= width or stage > last:
                 raise ScheduleError(
-                    f"rank {rank}, position {position}: {action} is beyond {last + 1} stages, {width} micro-batches; count from 0"
+                    f"rank {rank}, position {position}: {action} is beyond {counted(last + 1, 'stage')}, "
+                    f"{counted(width, 'micro-batch')}; count from 0"
                 )
             cell = stage * width + micro_batch
             need = -1

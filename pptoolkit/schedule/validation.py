@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pptoolkit.errors import ScheduleError
+from pptoolkit.errors import ScheduleError, counted
 from pptoolkit.schedule.actions import Action, ActionKind, Order, Schedule
 from pptoolkit.schedule.dependencies import order_actions
 from pptoolkit.schedule.forward_only import FORWARD_ONLY
@@ -38,7 +38,7 @@ def validate(schedule: Schedule, *, max_in_flight: int | Sequence[int] | None = 
         limits = [max_in_flight] * schedule.stages if isinstance(max_in_flight, int) else list(max_in_flight)
         if len(limits) != schedule.stages:
             raise ScheduleError(
-                f"max_in_flight has {len(limits)} entries for {schedule.stages} stages; give one number, or one for each stage"
+                f"max_in_flight has {len(limits)} entries for {counted(schedule.stages, 'stage')}; give one number, or one for each stage"
             )
         for rank, order in enumerate(schedule.orders):
             _check_in_flight(rank, order, limits)
@@ -47,8 +47,8 @@ def validate(schedule: Schedule, *, max_in_flight: int | Sequence[int] | None = 
 def _check_placement(schedule: Schedule) -> None:
     if schedule.micro_batches < 1 or not schedule.orders or not schedule.stage_to_rank:
         raise ScheduleError(
-            f"schedule {schedule.name!r} has {schedule.micro_batches} micro-batches, {schedule.stages} stages and {schedule.ranks} ranks; "
-            "it needs at least one of each"
+            f"schedule {schedule.name!r} has {counted(schedule.micro_batches, 'micro-batch')}, {counted(schedule.stages, 'stage')} "
+            f"and {counted(schedule.ranks, 'rank')}; it needs at least one of each"
         )
     for stage, rank in enumerate(schedule.stage_to_rank):
         if not 0 <= rank < schedule.ranks:

@@ -4,6 +4,7 @@ What was copied is remembered by the copy itself: the next byte to ask for is wh
 was killed, or a network that broke, costs nothing but time.
 """
 
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -267,7 +268,8 @@ class Collector:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise RunError(f"cannot write {path}: {error.strerror or error}; free space and start again, it goes on from here") from error
+            remedy = "free space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "make the place writable"
+            raise RunError(f"cannot write {path}: {error.strerror or error}; {remedy} and start again, it goes on from here") from error
 
     def _local_end(self, kind: str, rank: int) -> Place:
         files = rank_files(self._folder(kind), rank)

@@ -6,6 +6,7 @@ heartbeat/rank-00003.json   endpoints/rank-00003.json   metrics/rank-00003.prom
 logs/rank-00003.log         checkpoints/step-00000100/
 """
 
+import errno
 import fcntl
 import os
 import time
@@ -157,9 +158,7 @@ class RunDirectory:
         try:
             replace_json(self.info_path, info.evolve(updated_unix_s=time.time()).to_dict())
         except OSError as error:
-            raise RunError(
-                f"cannot write {self.info_path}: {error.strerror or error}; free space or choose a writable place with --run"
-            ) from error
+            raise _unwritable(self.info_path, error) from error
 
     def update_info(self, change: Callable[[RunInfo], RunInfo] | None = None, **changes: Any) -> RunInfo:
         """Change run.json under a lock that all processes of the run share.
@@ -255,7 +254,8 @@ class RunDirectory:
 
 def _unwritable(path: Path, error: OSError) -> RunError:
     where = f" ({error.filename})" if error.filename and str(error.filename) != str(path) else ""
-    return RunError(f"cannot write {path}: {error.strerror or error}{where}; free space, or choose a writable place with --run")
+    space = "free space, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return RunError(f"cannot write {path}: {error.strerror or error}{where}; {space}choose a writable place with --run")
 
 
 def discovery_targets(run_id: str, endpoints: tuple[Endpoint, ...]) -> list[dict[str, Any]]:

@@ -113,6 +113,17 @@ class RunInfo(_Record):
     def stages(self) -> int:
         return len(self.stage_to_rank)
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the run was imported from another trainer's trace."""
+        return "import" in self.config
+
+    def runs_same_model(self, other: "RunInfo") -> bool:
+        """Whether both runs have the same layers, by fingerprint where both have one, else by name."""
+        if self.fingerprint and other.fingerprint:
+            return self.fingerprint == other.fingerprint
+        return self.layers == other.layers
+
     def read_plan(self) -> Plan:
         """Return the plan that the run executes.
 

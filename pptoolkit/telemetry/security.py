@@ -138,7 +138,7 @@ def read_token(*, file: str, variable: str, where: str) -> str:
         try:
             token = Path(file).expanduser().read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read {where}.token_file={file!r}: {_reason(error)}") from error
+            raise ConfigError(f"cannot read {where}.token_file={file!r}: {_reason(error, 'file with the token')}") from error
         if not token:
             raise ConfigError(f"{where}.token_file={file!r} is empty; write the token into it: openssl rand -hex 32 > {file}")
         return token
@@ -175,7 +175,8 @@ def _load_ca(context: ssl.SSLContext, path: str, name: str) -> None:
         raise ConfigError(f"cannot use {name}={path!r}: {_reason(error)}") from error
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, kind: str = "PEM file") -> str:
+    remedy = f"name a {kind} that this process can read"
     if isinstance(error, FileNotFoundError):
-        return "there is no such file; name a PEM file that this process can read"
-    return f"{getattr(error, 'strerror', None) or getattr(error, 'reason', None) or error}; name a PEM file that this process can read"
+        return f"there is no such file; {remedy}"
+    return f"{getattr(error, 'strerror', None) or getattr(error, 'reason', None) or error}; {remedy}"

@@ -80,4 +80,9 @@ def test_the_commands_show_it(imported, tmp_path, monkeypatch, capsys):
     assert body["verdict"]["title"] == "stage 3 has more work"
     assert body["causes"]["waterfall"][0]["name"] == "compute"
     assert command(["suggest", "trace-ST"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the trace names no layers, only its 4 stages, so no other cut can be found" in said
+    assert "pptoolkit profile" in said
+    assert command(["apply", "trace-ST"]) == 1
+    assert "names no layers" in capsys.readouterr().out
     assert command(["import", str(TRACE)]) == 2  # there is one already

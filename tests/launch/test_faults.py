@@ -58,7 +58,7 @@ def test_an_interrupt_stops_all_ranks_after_the_same_step(tmp_path: Path, target
         (command.process if target == "launcher" else command.rank(1)).send_signal(signal.SIGINT)
         ended = command.end()
     assert ended.code == 130
-    assert ended.last_line.startswith("stopped: stopped by Ctrl-C after step ")
+    assert ended.last_line.startswith("stopped by Ctrl-C after step ")
     run = tmp_path / "runs" / "r"
     assert losses(run, 0) == losses(run, 1)
     assert Run.open(run).info.status == "stopped"

@@ -46,6 +46,7 @@ def refuse(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("[training]\nsteps = 0", "training.steps = 0: input should be greater than or equal to 1"),
         ('[training]\nsteps = "many"', "training.steps = 'many': input should be a valid integer"),
         ("[model]\nwidth = 30\nheads = 4", "width=30 is no multiple of heads=4; choose heads that divide width"),
+        ("[training]\nwarmup_steps = 4\nsteps = 2", "warmup_steps=4 do not fit steps=2; use fewer warmup_steps, or --steps 5 or more"),
         ("not toml", "must be a TOML file"),
     ],
 )
@@ -61,14 +62,17 @@ def test_a_wrong_config_is_refused_by_key_and_value(here: Path, capsys: pytest.C
     [
         ("cuts = [3, 2]", "3", "cut point 2 in cuts=[3, 2] does not come after 3"),
         ("cuts = [0]", "2", "cut point 0 in cuts=[0] is out of range; the model has 4 layers, so use 1 to 3"),
-        ("cuts = [9]", "2", "cut point 9 in cuts=[9] is out of range"),
+        ("cuts = [9]", "2", "job.toml: cut point 9 in cuts=[9] is out of range"),
         ("cuts = [1, 2, 3, 4]", "5", "cuts=[1, 2, 3, 4] make 5 stages, but the model has 4 layers; use at most 3 cut points"),
+        ("cuts = [2]", "1", "cuts=[2] make 2 stages, but 1 rank was asked for"),
+        ("cuts = [1, 2]", "2", "use --nproc 3, or 1 cut point"),
         ("cuts = [2]", "3", "cuts=[2] make 2 stages, but 3 ranks were asked for"),
-        ("", "5", "5 stages do not fit a model of 4 layers"),
+        ("", "5", "--nproc 5 makes 5 stages, but the model has 4 layers; use --nproc 4, or fewer"),
         ("", "0", "--nproc 0 starts no process"),
         ("micro_batches = 5", "2", "training.batch_size=16 cannot be cut into 5 equal micro-batches; use batch_size=15"),
         ("micro_batches = 32", "2", "training.batch_size=16 cannot be cut into 32 equal micro-batches; use batch_size=32"),
         ('schedule = "1f1d"', "2", "did you mean '1f1b'"),
+        ('schedule = "forward"', "2", "has no backward and trains nothing"),
     ],
 )
 def test_a_plan_that_does_not_fit_is_refused(here: Path, capsys: pytest.CaptureFixture[str], plan: str, nproc: str, message: str) -> None:
@@ -154,7 +158,22 @@ def test_a_batch_larger_than_the_corpus_names_both_sizes(here: Path, capsys: pyt
 def test_an_unwritable_run_directory_is_refused_before_training(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = write_job(here, steps=2, port=19200)
     (here / "runs").write_text("a file where the folder should be")
-    assert "cannot write runs/job" in refuse(capsys, "train", str(config), "--nproc", "2")
+    said = refuse(capsys, "train", str(config), "--nproc", "2")
+    assert "cannot write runs/job: Not a directory" in said
+    assert "free space" not in said  # there is enough of it
+    assert "choose a writable place with --run" in said
+
+
+def test_a_plan_file_is_named_in_what_is_wrong_with_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = write_job(here, steps=2, port=19200)
+    (here / "plan.toml").write_text("cuts = [9]\nmicro_batches = 8\n")
+    for command in ("train", "verify"):
+        assert "error: plan.toml: cut point 9" in refuse(capsys, command, str(config), "--plan", "plan.toml")
+
+
+def test_a_token_file_that_is_not_there_is_no_pem_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refuse(capsys, "collect", "http://127.0.0.1:9", "--token-file", "nosuch")
+    assert "token_file='nosuch': there is no such file; name a file with the token" in said
 
 
 def test_a_plan_of_another_model_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

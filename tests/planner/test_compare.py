@@ -4,6 +4,7 @@ import math
 import pandas as pd
 import pytest
 
+from pptoolkit.cli.main import run as command
 from pptoolkit.errors import RunError
 from pptoolkit.planner.compare import compare, compare_losses
 from tests.analysis.synthetic_run import Truth, true_step_s, write_run
@@ -50,6 +51,24 @@ def test_a_promise_that_was_not_kept_is_said_so(tmp_path):
     check = found.prediction
     assert not check.within
     assert check.error_ratio == pytest.approx(0.5, abs=0.05)
+
+
+def test_different_models_are_said_first_and_blamed_on_no_machine(tmp_path, capsys):
+    before = write_run(tmp_path / "before", UNEVEN)
+    slower = Truth(**{**vars(UNEVEN), "forward_s": [2 * f for f in UNEVEN.forward_s]})
+    paths = {}
+    for name, changes in {"other": {"fingerprint": "another"}, "same": {}}.items():
+        after = write_run(tmp_path / name, slower, info_changes=changes)
+        paths[name] = [str(run.directory.path) for run in (before, after)]
+        assert compare(before, after).to_dict()["same_model"] == (name == "same")
+    assert command(["compare", *paths["other"]]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("these runs train different models (other layers)")
+    assert "machine itself" not in said
+    assert command(["compare", *paths["same"]]) == 0
+    said = capsys.readouterr().out
+    assert "different models" not in said
+    assert "machine itself was not the same" in " ".join(said.split())
 
 
 def test_a_run_without_usable_steps_cannot_be_compared(tmp_path):

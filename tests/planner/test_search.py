@@ -5,6 +5,7 @@ import pytest
 
 from pptoolkit.analysis.layer_costs import LayerCost, LayerCosts
 from pptoolkit.analysis.statistics import Interval
+from pptoolkit.errors import InputError
 from pptoolkit.plan import Plan, equal_layer_cuts
 from pptoolkit.planner.bounded import bounded_cuts
 from pptoolkit.planner.partition import minimax_cuts, stage_costs
@@ -189,3 +190,12 @@ def test_96_layers_on_64_ranks_with_512_micro_batches_stay_within_the_search_bud
     result = found(measured, memory_limit_bytes=limit)
     assert result.items
     assert result.tried <= 40  # the budget of simulated actions; benchmarks/planner.py holds it against the clock
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("foo", "is unknown"), ("1f1d", "did you mean '1f1b'"), ("forward", "trains nothing"), ("own.csv", "simulate --schedule own.csv")],
+)
+def test_schedules_that_cannot_be_searched_are_refused(name, words):
+    with pytest.raises(InputError, match=words):
+        SearchSpace(schedules=("1f1b", name))

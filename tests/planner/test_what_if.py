@@ -109,6 +109,7 @@ def test_more_micro_batches_are_predicted_with_what_nobody_measured_in_the_inter
         ({"micro_batches": 7}, "do not divide the batch of 32"),
         ({"replicas": 2}, "do not divide"),
         ({"recompute": (5,)}, "names stage 5"),
+        ({"schedule": "forward"}, "no backward and trains nothing; choose one of gpipe"),
     ],
 )
 def test_what_cannot_be_is_refused(measured, change, words):
