@@ -106,10 +106,11 @@ def interval_ms(value_s: float, low_s: float, high_s: float) -> str:
 
 
 def _headline(found: Report) -> RenderableType:
-    plan = found.plan
+    plan, where = found.plan, f" on {found.device}" if found.device else ""
     line = Text.assemble((f"run {found.run_id}", "bold"), f": {found.state}, {found.steps_done} of {found.steps_asked or '?'} steps")
     line.append(
-        f"; {found.ranks} ranks, {plan.get('schedule', '?')}, {plan.get('micro_batches', '?')} micro-batches, cuts {plan.get('cuts', '?')}"
+        f"; {found.ranks} ranks{where}, {plan.get('schedule', '?')}, {plan.get('micro_batches', '?')} micro-batches, "
+        f"cuts {plan.get('cuts', '?')}"
     )
     if found.parent:
         line.append(f"; plan from run {found.parent}")

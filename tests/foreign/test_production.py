@@ -79,5 +79,6 @@ def test_the_commands_show_it(imported, tmp_path, monkeypatch, capsys):
     body = json.loads(shown[shown.index("{") :])
     assert body["verdict"]["title"] == "stage 3 has more work"
     assert body["causes"]["waterfall"][0]["name"] == "compute"
+    assert body["device"] == ""  # no trace says it
     assert command(["suggest", "trace-ST"]) == 0
     assert command(["import", str(TRACE)]) == 2  # there is one already
