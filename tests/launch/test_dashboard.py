@@ -16,7 +16,7 @@ def unused_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_the_server_ends_with_the_command(tmp_path: Path, number: signal.Signals) -> None:
     with started(tmp_path, "dashboard", "nowhere", "--port", str(unused_port())) as command:
         command.wait_for(lambda: "dashboard: http" in command.output and bool(command.workers()))
