@@ -29,14 +29,27 @@ class Job:
     Args:
         layers: ``nn.Sequential`` or a list of :class:`pptoolkit.Layer`.
         loss: ``loss(output, target)``: the mean over the samples of a micro-batch.
-        dataset: Called once on each rank: ``len(data)`` samples of (input, target), the same everywhere.
+        dataset: A function that returns the data set, not the data set itself: ``lambda: TensorDataset(x, y)``. Called once on each
+            rank: ``len(data)`` samples of (input, target), the same everywhere.
         optimizer: Makes the optimizer from a rank's parameters; None: AdamW with the job file's learning rate.
+
+    Raises:
+        ConfigError: If ``dataset``, ``loss`` or ``optimizer`` is no function, or ``layers`` is no list of layers.
     """
 
     layers: nn.Sequential | Sequence[Layer | nn.Module]
     loss: LossFunction
     dataset: Callable[[], Any]
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
+
+    def __post_init__(self) -> None:
+        as_layers(self.layers)
+        _require_function("loss", self.loss, "write a function of (output, target), e.g. nn.functional.mse_loss or nn.MSELoss()")
+        _require_function("dataset", self.dataset, "it must be a function that returns the data set; write dataset=lambda: ...")
+        if self.optimizer is not None:
+            _require_function(
+                "optimizer", self.optimizer, "write optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), or leave it out"
+            )
 
     @property
     def fingerprint(self) -> str:
@@ -48,6 +61,13 @@ class Job:
 
     def make_optimizer(self, config: RunConfig) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
         return self.optimizer or partial(torch.optim.AdamW, lr=config.training.learning_rate, weight_decay=config.training.weight_decay)
+
+
+def _require_function(field: str, value: object, remedy: str) -> None:
+    if isinstance(value, type) and issubclass(value, nn.Module):
+        raise ConfigError(f"Job.{field} is the class {value.__name__}, not one of it; {remedy}")
+    if not callable(value):
+        raise ConfigError(f"Job.{field} is a {type(value).__name__}, not a function; {remedy}")
 
 
 def make_job(config: RunConfig) -> Job:
@@ -153,6 +173,8 @@ def _custom_job(model: ModelConfig) -> Job:
         raise ConfigError(f"model.factory={model.factory!r}: there is no {name!r} in {where}; check the spelling")
     try:
         job = function(**model.arguments)
+    except ConfigError as error:
+        raise ConfigError(f"model.factory={model.factory!r}: {error}") from error
     except PPToolkitError:
         raise
     except Exception as error:

@@ -70,7 +70,7 @@ class Trainer:
         sample_layers_every: Time the layers of one micro-batch in every n-th step; 0: never (then no cuts can be suggested).
         auto_rebalance: Cut anew between two steps where that pays; training goes on with the same losses. True: as
             :class:`pptoolkit.AutoRebalance` does by default. ``optimizer`` and ``scheduler`` are then called again for each re-cut.
-        progress: Show progress on rank 0.
+        progress: Show progress on rank 0, and what ``device="auto"`` has become.
         device: Where the ranks compute. ``"cpu"``, the default because it is everywhere, gives the same numbers everywhere and is what
             this release has been run on; ``"cuda"``: a GPU for each rank; ``"auto"``: GPUs where every rank of each host can have one.
 
@@ -99,6 +99,8 @@ class Trainer:
         device: DeviceSetting | str = DeviceSetting.CPU,
     ) -> None:
         self.world: World = join(device)
+        if progress and self.world.rank == 0 and self.world.device_reason:
+            print(f"  {self.world.device_reason}", flush=True)
         self.layers = as_layers(layers)
         self.plan = plan or default_plan(len(self.layers), self.world.ranks)
         fingerprint = fingerprint_layers([layer.signature() for layer in self.layers])

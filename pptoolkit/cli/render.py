@@ -114,11 +114,11 @@ def interval_ms(value_s: float, low_s: float, high_s: float) -> str:
 
 
 def _headline(found: Report) -> RenderableType:
-    plan = found.plan
+    plan, where = found.plan, f" on {found.device}" if found.device else ""
     line = Text.assemble((f"run {found.run_id}", "bold"), f": {found.state}, {found.steps_done} of {found.steps_asked or '?'} steps")
     line.append(
-        f"; {counted(found.ranks, 'rank')}, {plan.get('schedule', '?')}, "
-        f"{plan.get('micro_batches', '?')} micro-batches, cuts {plan.get('cuts', '?')}"
+        f"; {counted(found.ranks, 'rank')}{where}, {plan.get('schedule', '?')}, {plan.get('micro_batches', '?')} micro-batches, "
+        f"cuts {plan.get('cuts', '?')}"
     )
     if found.parent:
         line.append(f"; plan from run {found.parent}")

@@ -85,6 +85,29 @@ def choose_device(setting: DeviceSetting | str, *, local_rank: int, ranks_here: 
     return torch.device("cuda", local_rank % there.devices)
 
 
+def device_reason(setting: DeviceSetting | str, device: torch.device, *, ranks_here: int, there: Accelerators) -> str:
+    """Return, in one line, which device ``"auto"`` has become and why; "" where the user has named one.
+
+    Args:
+        setting: As asked for.
+        device: What :func:`choose_device` made of it.
+        ranks_here: Ranks on this host.
+        there: What torch sees.
+    """
+    if _member(setting) is not DeviceSetting.AUTO:
+        return ""
+    ranks, found = _counted(ranks_here, "rank"), _counted(there.devices, "CUDA device")
+    if not there.built:
+        why = f"torch {there.version} is built without CUDA"
+    elif not there.devices:
+        why = f"torch {there.version} sees no CUDA device"
+    elif device.type == "cpu" and there.devices >= ranks_here:
+        why = f"torch {there.version} has no NCCL, which carries tensors between the {ranks} of this host"
+    else:
+        why = f"torch sees {found} for the {ranks} of this host"
+    return f"device auto: {device.type}, because {why}"
+
+
 def check_launch(setting: DeviceSetting | str, *, ranks: int, there: Accelerators) -> None:
     """Refuse, before a process starts, what the ranks of this host could not run on.
 
@@ -191,6 +214,10 @@ def _member(setting: DeviceSetting | str) -> DeviceSetting:
         return DeviceSetting(setting)
     except ValueError:
         raise ConfigError(f"device={setting!r} is unknown; use 'cpu', 'cuda' or 'auto'") from None
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _require_cuda(there: Accelerators) -> None:

@@ -97,7 +97,7 @@ def as_layers(model: nn.Sequential | Iterable[Layer | nn.Module]) -> list[Layer]
     """
     if isinstance(model, nn.Sequential):
         layers = [Layer(name, _Built(module)) for name, module in model.named_children()]
-    elif isinstance(model, nn.Module):
+    elif isinstance(model, nn.Module) or not isinstance(model, Iterable):
         raise ConfigError(f"{type(model).__name__} is no list of layers; pass an nn.Sequential or a list of pptoolkit.Layer")
     else:
         layers = [_as_layer(index, entry) for index, entry in enumerate(model)]

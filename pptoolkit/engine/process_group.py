@@ -26,6 +26,7 @@ class World:
     ranks_here: int  # on this host
     owned: bool  # we made the process group, so we end it
     device: torch.device  # where this rank computes
+    device_reason: str = ""  # which device "auto" has become and why; "" where one was named
     gpus: tuple[str, ...] = ()  # UUID of each rank's GPU; empty on the CPU
 
     @property
@@ -65,7 +66,8 @@ def join(device: DeviceSetting | str = DeviceSetting.CPU, *, timeout: timedelta 
     here = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
     if owned:
         limit_threads(here)
-    world = World(rank=dist.get_rank(), ranks=dist.get_world_size(), ranks_here=here, owned=owned, device=chosen)
+    reason = devices.device_reason(device, chosen, ranks_here=ranks_here, there=there)
+    world = World(rank=dist.get_rank(), ranks=dist.get_world_size(), ranks_here=here, owned=owned, device=chosen, device_reason=reason)
     if device == DeviceSetting.CPU:
         return world
     try:

@@ -34,6 +34,7 @@ class Report:
         state: waiting, running, stalled, finished, failed or stopped.
         message: What explains the state, e.g. the error of a failed run; may be empty.
         missing: What is not there (yet), one sentence each.
+        device: Kind of device on which the ranks compute, ``"cpu"`` or ``"cuda"``; "" where run.json does not say.
         steps_done: Steps that every rank has finished, over all attempts.
         usable_steps: Steps behind the statistics.
         skipped_steps: Why others do not count: reason to number.
@@ -85,6 +86,7 @@ class Report:
     critical_path: CriticalPath | None = None
     changes: tuple[RegimeChange, ...] = ()
     segments: tuple[Segment, ...] = ()
+    device: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the stable JSON form; ``version`` changes when a key changes its meaning."""
@@ -98,6 +100,7 @@ class Report:
             "parent": self.parent,
             "plan": self.plan,
             "ranks": self.ranks,
+            "device": self.device,
             "replicas": self.replicas,
             "stages_count": self.stages_count,
             "steps_asked": self.steps_asked,
@@ -185,6 +188,7 @@ def build_report(sources: ReportSources) -> Report:
         critical_path=diagnosis.critical_path if diagnosis else None,
         changes=diagnosis.changes if diagnosis else (),
         segments=segments_of(info),
+        device=info.device,
     )
 
 

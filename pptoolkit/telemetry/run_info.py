@@ -71,7 +71,7 @@ class RunInfo(_Record):
         accumulation: Passes through the schedule per step; a step's events count their micro-batches on from pass to pass.
         schedule_bubble_ratio: What the schedule alone leaves idle with equal stages, in [0, 1].
         parent: The run whose suggestion this run applies.
-        device: Kind of device on which all ranks compute: ``"cpu"`` or ``"cuda"``.
+        device: Kind of device on which all ranks compute: ``"cpu"`` or ``"cuda"``; "" where nobody knows, as of a foreign trace.
         gpus: UUID of each rank's GPU; empty on the CPU.
         blocking_links: Both ends of a message wait for each other, as in a rendezvous, instead of the receiver alone.
     """

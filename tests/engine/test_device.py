@@ -14,6 +14,7 @@ from pptoolkit.engine.device import (
     check_launch,
     check_places,
     choose_device,
+    device_reason,
     local_place,
 )
 from pptoolkit.engine.mesh import Mesh
@@ -44,6 +45,22 @@ CUDA = torch.device("cuda", 0)
 def test_a_rank_gets_the_device_of_its_place_on_the_host(setting: str, local_rank: int, ranks_here: int, devices: int, wanted: str) -> None:
     there = replace(FOUR, devices=devices)
     assert choose_device(setting, local_rank=local_rank, ranks_here=ranks_here, there=there) == torch.device(wanted)
+
+
+@pytest.mark.parametrize(
+    ("there", "ranks_here", "told"),
+    [
+        (NOTHING, 2, "device auto: cpu, because torch 9.9 is built without CUDA"),
+        (replace(FOUR, devices=0), 2, "device auto: cpu, because torch 9.9 sees no CUDA device"),
+        (replace(FOUR, devices=1), 4, "device auto: cpu, because torch sees 1 CUDA device for the 4 ranks of this host"),
+        (replace(FOUR, nccl=False), 2, "device auto: cpu, because torch 9.9 has no NCCL, which carries tensors between the 2 ranks"),
+        (FOUR, 4, "device auto: cuda, because torch sees 4 CUDA devices for the 4 ranks of this host"),
+    ],
+)
+def test_what_auto_has_become_is_told_with_the_reason(there: Accelerators, ranks_here: int, told: str) -> None:
+    device = choose_device("auto", local_rank=0, ranks_here=ranks_here, there=there)
+    assert device_reason("auto", device, ranks_here=ranks_here, there=there).startswith(told)
+    assert device_reason("cpu", torch.device("cpu"), ranks_here=ranks_here, there=there) == ""
 
 
 def test_auto_takes_the_cpu_where_nothing_could_carry_tensors_between_the_gpus() -> None:

@@ -79,6 +79,7 @@ def test_the_commands_show_it(imported, tmp_path, monkeypatch, capsys):
     body = json.loads(shown[shown.index("{") :])
     assert body["verdict"]["title"] == "stage 3 has more work"
     assert body["causes"]["waterfall"][0]["name"] == "compute"
+    assert body["device"] == ""  # no trace says it
     assert command(["suggest", "trace-ST"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "the trace names no layers, only its 4 stages, so no other cut can be found" in said

@@ -138,6 +138,34 @@ def test_a_device_that_the_ranks_cannot_have_is_refused_before_a_process_starts(
     assert not (here / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("dataset=lambda: ", "dataset=", "Job.dataset is a TensorDataset, not a function; it must be a function that returns the data set"),
+        ("nn.functional.mse_loss", "nn.MSELoss", "Job.loss is the class MSELoss, not one of it; write a function of (output, target)"),
+        ("nn.functional.mse_loss", "'mse'", "Job.loss is a str, not a function"),
+        ("layers=layers", "layers=nn.Linear(8, 8)", "Linear is no list of layers; pass an nn.Sequential or a list of pptoolkit.Layer"),
+        ("layers=layers", "layers=8", "int is no list of layers; pass an nn.Sequential or a list of pptoolkit.Layer"),
+        (
+            "layers=layers",
+            "layers=layers, optimizer=torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)",
+            "Job.optimizer is a SGD, not a function; write optimizer=lambda parameters:",
+        ),
+    ],
+)
+def test_a_part_of_a_custom_job_that_is_of_the_wrong_kind_is_named(
+    here: Path, capsys: pytest.CaptureFixture[str], right: str, wrong: str, message: str
+) -> None:
+    config = write_job(here, steps=2, port=19200)
+    model = here / "slow.py"
+    assert right in model.read_text()
+    model.write_text(model.read_text().replace(right, wrong))
+    said = refuse(capsys, "train", str(config), "--nproc", "2")
+    assert message in said
+    assert "model.factory='slow.py:job'" in said
+    assert not (here / "runs").exists()
+
+
 def test_a_missing_corpus_and_an_empty_one_are_told_apart(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "gpt.toml").write_text(GPT.format(path="nowhere", batch=8))
     assert "data.path=nowhere does not exist" in refuse(capsys, "train", "gpt.toml", "--nproc", "2")

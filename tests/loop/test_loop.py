@@ -67,6 +67,7 @@ def test_the_report_names_the_stage_with_more_work_and_its_parts_sum(folder: Pat
     report = read(folder, "report", "runs/job")
     assert report["state"] == "finished"
     assert report["steps_done"] == 14
+    assert report["device"] == "cpu"
     assert report["verdict"]["stage"] == 0
     for rank in report["accounting"]:
         assert sum(rank["states"].values()) == pytest.approx(rank["wall_s"], rel=1e-6)
@@ -102,7 +103,9 @@ def test_the_gain_that_was_promised_arrives_and_no_loss_changes(folder: Path) ->
 
 
 def test_what_people_read_says_the_same(folder: Path) -> None:
-    assert "bottleneck: stage 0" in run(folder, "report", "runs/job")
+    shown = run(folder, "report", "runs/job")
+    assert "bottleneck: stage 0" in shown
+    assert "2 ranks on cpu, 1f1b" in " ".join(shown.split())
     assert "cuts [2]" in run(folder, "suggest", "runs/job")
     compared = run(folder, "compare", "runs/job", "runs/job-2")
     assert "less time a step" in compared

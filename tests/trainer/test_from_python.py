@@ -69,9 +69,12 @@ def test_a_sequential_is_taken_only_if_all_ranks_built_it_alike(tmp_path: Path, 
 @pytest.mark.case("C5")
 def test_without_torchrun_one_process_trains_alone(tmp_path: Path) -> None:
     script = tmp_path / "one.py"
-    script.write_text(SEQUENTIAL.format(seed="seeded").replace("cuts=[2]", "cuts=[]"))
+    script.write_text(
+        SEQUENTIAL.format(seed="seeded").replace("cuts=[2]", "cuts=[]").replace('run="runs/seq"', 'run="runs/seq", device="auto"')
+    )
     done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     run = Run.open(tmp_path / "runs" / "seq")
     assert run.info.ranks == 1
+    assert f"device auto: {run.info.device}, because torch " in done.stdout
     assert run.suggest().no_change is not None
