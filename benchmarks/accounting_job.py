@@ -89,7 +89,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         with self.delays.time("compute"):
-            result: Tensor = _Sleep.apply(x * _End.apply(self.weight, self.delays), self)
+            # The weight's gradient is the last thing that a layer's backward computes.
+            result: Tensor = _Sleep.apply(x * _InBackward.apply(self.weight, self.delays.end_backward), self)
         return result
 
     def sleep(self, kind: str) -> None:
@@ -111,38 +112,24 @@ class _Sleep(torch.autograd.Function):
         return gradient, None
 
 
-class _Begin(torch.autograd.Function):
-    """Around the loss: a backward begins here."""
+class _InBackward(torch.autograd.Function):
+    """Identity that calls something when the backward comes to it."""
 
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, delays: Delays) -> Tensor:
-        ctx.delays = delays
-        return loss.view_as(loss)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        ctx.delays.begin_backward()
-        return gradient, None
-
-
-class _End(torch.autograd.Function):
-    """Around the weight, whose gradient is the last that a layer's backward computes."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, delays: Delays) -> Tensor:
-        ctx.delays = delays
-        return weight.view_as(weight)
+    def forward(ctx: Any, x: Tensor, call: Callable[[], None]) -> Tensor:
+        ctx.call = call
+        return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        ctx.delays.end_backward()
+        ctx.call()
         return gradient, None
 
 
 def timed_loss(delays: Delays) -> Callable[[Tensor, Tensor], Tensor]:
     def loss(output: Tensor, target: Tensor) -> Tensor:
         with delays.time("compute"):
-            result: Tensor = _Begin.apply(nn.functional.mse_loss(output, target), delays)
+            result: Tensor = _InBackward.apply(nn.functional.mse_loss(output, target), delays.begin_backward)
         return result
 
     return loss

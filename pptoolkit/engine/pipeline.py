@@ -173,22 +173,6 @@ class Pipeline:
         """Infer all shapes anew, after parameters were frozen or unfrozen. Call it on every rank."""
         self._shapes.forget()
 
-    def train_step(
-        self,
-        inputs: Any,
-        targets: Any,
-        *,
-        step: int,
-        sampled: int = -1,
-        weights: Sequence[float] | None = None,
-        first_micro_batch: int = 0,
-        accumulates: bool = False,
-        before_last: BeforeLast | None = None,
-    ) -> float:
-        """As :meth:`run_pass`; return the sum of the weighted losses on the rank of the last stage, else 0."""
-        named: dict[str, Any] = {"first_micro_batch": first_micro_batch, "accumulates": accumulates, "before_last": before_last}
-        return self.run_pass(inputs, targets, step=step, sampled=sampled, weights=weights, **named).read()
-
     def run_pass(
         self,
         inputs: Any,

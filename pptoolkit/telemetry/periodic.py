@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pptoolkit.telemetry.drops import Drops, log
 
 ROUND_NS = 5_000_000
-"""What a round of telemetry's work takes at most, in a process whose caches training has swept."""
+"""About what a round of telemetry's work takes in a process whose caches training has swept, on a slow processor several times that."""
 
 
 class Bubbles:

@@ -67,7 +67,7 @@ def _train(
         batch = models.batch_of(name, step, samples)
         if evaluate:
             pipeline.evaluate(*batch, step=step)
-        losses.append(total(pipeline.train_step(*batch, step=step, sampled=step % micro_batches)))
+        losses.append(total(models.train_step(pipeline, *batch, step=step, sampled=step % micro_batches)))
         if clip is not None:
             squares = sum(float(p.grad.norm()) ** 2 for p in pipeline.norm_parameters() if p.grad is not None)
             norms.append(total(squares) ** 0.5)
@@ -100,7 +100,7 @@ def lengths(schedule: str, cuts: int) -> list[float]:
     for step, each in enumerate(((5, 2, 9), (2, 9, 9), (5, 2, 9), (1, 7, 3))):
         parts = [length_batch(n) for n in each]
         inputs, targets = MicroBatches([x for x, _ in parts]), MicroBatches([y for _, y in parts])
-        losses.append(total(pipeline.train_step(inputs, targets, step=step)))
+        losses.append(total(models.train_step(pipeline, inputs, targets, step=step)))
     return losses
 
 
@@ -113,7 +113,7 @@ def refused(layers_name: str, **plan: Any) -> tuple[str, str]:
     """Return the error that building and one step end with, on each rank."""
     try:
         pipeline = pipeline_of(REFUSED[layers_name](), **{"schedule": "1f1b", "micro_batches": 2, **plan})
-        pipeline.train_step(*models.batch_of("plain", 0, 4), step=0)
+        models.train_step(pipeline, *models.batch_of("plain", 0, 4), step=0)
     except Exception as error:
         return type(error).__name__, str(error)
     return "", ""
@@ -193,8 +193,8 @@ def asking() -> dict[str, Any]:
         layer = pipeline.stages[0].module.layers[0] if pipeline.owns_first else None
         after = (layer.calls, layer.log[:], layer.table, float(layer.seen)) if layer is not None else None
         drawn = float(torch.rand(()))
-        pipeline.train_step(x, y, step=0)
-        pipeline.train_step(x, y, step=1)
+        models.train_step(pipeline, x, y, step=0)
+        models.train_step(pipeline, x, y, step=1)
     ran = (layer.calls, float(layer.seen)) if layer is not None else None
     return {"after": after, "ran": ran, "drawn": drawn, "warnings": [str(w.message) for w in caught], "known": len(pipeline._shapes)}
 
@@ -202,13 +202,13 @@ def asking() -> dict[str, Any]:
 def events(name: str, *, schedule: str, micro_batches: int, cuts: int) -> list[tuple[int, ...]]:
     """Return this rank's events of one step with sampled layers."""
     pipeline = pipeline_of(models.MODELS[name](), models.loss_of(name), cuts=cuts, schedule=schedule, micro_batches=micro_batches)
-    pipeline.train_step(*models.batch_of(name, 0, 2 * micro_batches), step=0, sampled=1)
+    models.train_step(pipeline, *models.batch_of(name, 0, 2 * micro_batches), step=0, sampled=1)
     return pipeline._recorder.take(10_000)
 
 
 def boundary_bytes(name: str) -> dict[str, int]:
     pipeline = pipeline_of(models.MODELS[name](), models.loss_of(name), schedule="1f1b", micro_batches=4)
-    pipeline.train_step(*models.batch_of(name, 0, 8), step=0)
+    models.train_step(pipeline, *models.batch_of(name, 0, 8), step=0)
     return {fact.name: fact.boundary_bytes for fact in pipeline.layer_facts()}
 
 
@@ -216,16 +216,16 @@ def freezes_later() -> tuple[str, bool]:
     """Return what freezing a layer between two steps ends with, and whether it works once the shapes are forgotten."""
     pipeline = pipeline_of(models.MODELS["plain"](), schedule="zb-h1", micro_batches=2)
     batch = models.batch_of("plain", 0, 4)
-    pipeline.train_step(*batch, step=0)
+    models.train_step(pipeline, *batch, step=0)
     for parameter in pipeline.parameters()[:6]:
         parameter.requires_grad_(False)
         parameter.grad = None
     try:
-        pipeline.train_step(*batch, step=1)
+        models.train_step(pipeline, *batch, step=1)
     except ConfigError as error:
         refused = str(error)
     pipeline.forget_shapes()
-    pipeline.train_step(*batch, step=1)
+    models.train_step(pipeline, *batch, step=1)
     return refused, all((p.grad is None) == (i < 6) for i, p in enumerate(pipeline.parameters()))
 
 
@@ -234,7 +234,7 @@ def bytes_kept(lengths: tuple[int, ...]) -> list[int]:
     pipeline = pipeline_of(models.MODELS["plain"](), schedule="1f1b", micro_batches=2)
     kept = []
     for step, length in enumerate(lengths):
-        pipeline.train_step(*length_batch(length), step=step)
+        models.train_step(pipeline, *length_batch(length), step=step)
         kept.append(sum(stage.pool.allocated_bytes for stage in pipeline.stages.values()))
     return kept
 
@@ -244,7 +244,11 @@ def evaluate_views() -> list[float]:
     layers = [Layer("l0", models.Dense), Layer("wide", models.Wide), Layer("flat", nn.Flatten), Layer("same", nn.Identity)]
     pipeline = pipeline_of(layers, schedule="1f1b", micro_batches=16)
     batch = models.batch_of("plain", 0, 32)
-    return [total(pipeline.evaluate(*batch, step=0)), total(pipeline.train_step(*batch, step=0)), total(pipeline.evaluate(*batch, step=1))]
+    return [
+        total(pipeline.evaluate(*batch, step=0)),
+        total(models.train_step(pipeline, *batch, step=0)),
+        total(pipeline.evaluate(*batch, step=1)),
+    ]
 
 
 def skewed(schedule: str, cuts: int, steps: int) -> list[float]:
@@ -254,7 +258,7 @@ def skewed(schedule: str, cuts: int, steps: int) -> list[float]:
     losses = []
     for step in range(steps):
         optimizer.zero_grad()
-        losses.append(total(pipeline.train_step(*models.batch_of("plain", 0, 8), step=step)))
+        losses.append(total(models.train_step(pipeline, *models.batch_of("plain", 0, 8), step=step)))
         optimizer.step()
     return losses
 

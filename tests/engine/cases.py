@@ -19,6 +19,7 @@ from pptoolkit.engine.routes import DirectedRoutes
 from pptoolkit.models import mlp_layers, squared_error
 from pptoolkit.plan import Plan, equal_layer_cuts
 from pptoolkit.telemetry import Recorder
+from tests.engine.models import train_step
 
 WIDTH = 6
 
@@ -111,7 +112,7 @@ def train(
     losses, gradients = [], {}
     for step in range(steps):
         optimizer.zero_grad()
-        share = pipeline.train_step(*batch(step, samples), step=step, sampled=step % micro_batches if sampled else -1)
+        share = train_step(pipeline, *batch(step, samples), step=step, sampled=step % micro_batches if sampled else -1)
         losses.append(_sum(share))
         gradients = {name: t.grad.tolist() for name, t in pipeline.named_state().items() if t.grad is not None}
         optimizer.step()
@@ -133,7 +134,7 @@ def evaluate_between(*, with_evaluation: bool) -> dict[str, Any]:
     for step in range(3):
         if with_evaluation:
             evaluations.append(_sum(pipeline.evaluate(*batch(50 + step, 6), step=step)))
-        losses.append(_sum(pipeline.train_step(*batch(step, 8), step=step)))
+        losses.append(_sum(train_step(pipeline, *batch(step, 8), step=step)))
         optimizer.step()
         optimizer.zero_grad()
     return {
@@ -147,7 +148,7 @@ def evaluate_between(*, with_evaluation: bool) -> dict[str, Any]:
 def buffers_lent(*, micro_batches: int) -> int:
     """Return the bytes of receive buffers after a step of ``micro_batches`` micro-batches of two samples."""
     pipeline = make_pipeline(mlp_layers(WIDTH, 8), schedule="1f1b", micro_batches=micro_batches)
-    pipeline.train_step(*batch(0, 2 * micro_batches), step=0)
+    train_step(pipeline, *batch(0, 2 * micro_batches), step=0)
     return sum(stage.pool.allocated_bytes for stage in pipeline.stages.values())
 
 
@@ -157,14 +158,14 @@ def lengths_that_change() -> list[float]:
     losses = []
     for step, length in enumerate((8, 16, 8, 3)):
         x = torch.arange(4 * length * WIDTH, dtype=torch.float64).reshape(4, length, WIDTH).sin()
-        losses.append(_sum(pipeline.train_step(x, x.cos(), step=step)))
+        losses.append(_sum(train_step(pipeline, x, x.cos(), step=step)))
     return losses
 
 
 def events_of_a_step(*, micro_batches: int, on_streams: bool = False) -> list[tuple[int, ...]]:
     """Return this rank's events of one step with sampled layers."""
     pipeline = make_pipeline(mlp_layers(WIDTH, 4), schedule="1f1b", micro_batches=micro_batches, on_streams=on_streams)
-    pipeline.train_step(*batch(0, 2 * micro_batches), step=0, sampled=1)
+    train_step(pipeline, *batch(0, 2 * micro_batches), step=0, sampled=1)
     pipeline.clock.resolve()
     return pipeline._recorder.take(10_000)
 
@@ -173,7 +174,7 @@ def fails_in(micro_batch: int, where: str) -> tuple[str, str]:
     """Raise inside the only stage (peers of a failed rank would wait for it); return the error's kind and text."""
     pipeline = make_pipeline([Layer("l0", _Fragile, WIDTH, at=micro_batch, where=where)], schedule="1f1b", micro_batches=4)
     try:
-        pipeline.train_step(*batch(0, 8), step=2)
+        train_step(pipeline, *batch(0, 8), step=2)
     except Exception as error:
         return type(error).__name__, str(error)
     return "", ""

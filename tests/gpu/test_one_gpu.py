@@ -23,6 +23,7 @@ from pptoolkit.telemetry.events import COMPUTE_OPS
 from pptoolkit.telemetry.settings import TelemetrySettings
 from pptoolkit.trainer import Trainer
 from tests.engine import cases as engine_cases
+from tests.engine.models import train_step
 from tests.trainer import cases, parity
 
 pytestmark = pytest.mark.gpu
@@ -87,7 +88,7 @@ def test_a_step_is_issued_without_the_host_waiting_for_the_device() -> None:
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     layers = mlp_layers(engine_cases.WIDTH, 8, dropout=0.1, dtype=torch.float64)
     pipeline = engine_cases.make_pipeline(layers, schedule="interleaved-1f1b", micro_batches=4, cuts=(2, 4, 6), device=DEVICE)
-    pipeline.train_step(*engine_cases.batch(0, 8), step=0)
+    train_step(pipeline, *engine_cases.batch(0, 8), step=0)
     issue = pipeline._train.run_step
 
     def watched(**named: Any) -> Any:
@@ -98,7 +99,7 @@ def test_a_step_is_issued_without_the_host_waiting_for_the_device() -> None:
             _watch_syncs("default")
 
     pipeline._train.run_step = watched  # type: ignore[method-assign]
-    assert pipeline.train_step(*engine_cases.batch(1, 8), step=1, sampled=1) > 0
+    assert train_step(pipeline, *engine_cases.batch(1, 8), step=1, sampled=1) > 0
 
 
 def _watch_syncs(mode: str) -> None:
