@@ -197,6 +197,6 @@ def state_badge(run: WatchedRun) -> None:
     if seen_s and run.is_live():
         age_s = max(0.0, time.time() - seen_s)
         st.badge(
-            "fresh" if age_s < 3 else f"last sign {age_s:.0f} s ago" if age_s < 120 else f"last sign {duration(age_s)} ago",
-            color="gray" if age_s < 10 else "orange",
+            "fresh" if age_s < 7 else f"last sign {age_s:.0f} s ago" if age_s < 120 else f"last sign {duration(age_s)} ago",
+            color="gray" if age_s < 15 else "orange",
         )

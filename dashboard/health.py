@@ -13,7 +13,7 @@ from pptoolkit.telemetry.event_reader import Skipped
 from pptoolkit.telemetry.heartbeat import Heartbeat
 from pptoolkit.telemetry.run_info import RunInfo
 
-SILENT_AFTER_S = 5.0  # heartbeats come once a second
+SILENT_AFTER_S = 15.0  # heartbeats come once a second, and every six where the machine is slow
 LONG_OP_S = 5.0
 SLOW_STEP = 1.5  # of the usual step time
 _WAITING = {"recv": "waits to receive", "send_wait": "waits to send", "reduce": "waits in a collective"}

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pptoolkit.engine.border import tensors_in
+from pptoolkit.engine.torch_private import call_with_gradient
 from pptoolkit.telemetry.events import Op
 
 
@@ -45,7 +46,7 @@ class LayerMarks:
 
         for tensor in tensors_in(output):
             if tensor.requires_grad:
-                tensor.register_hook(note)
+                call_with_gradient(tensor, note)
 
 
 Span = tuple[int, int]  # begin and end, in nanoseconds

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pptoolkit.engine.device_clock import DeviceClock, HostClock
-from pptoolkit.engine.layer_marks import LayerMarks
+from pptoolkit.engine.layer_marks import LayerMarks, Span
 from pptoolkit.engine.messages import Message
 from pptoolkit.engine.planned import OPS, ComputeTimer, Planned
 from pptoolkit.engine.randomness import StepSeeds
@@ -36,6 +36,9 @@ _SAMPLED = int(Flag.SAMPLED)  # as a number: combining enum members costs more t
 _SENDS = (ActionKind.SEND_ACTIVATION, ActionKind.SEND_GRADIENT)
 BeforeLast = Callable[[float, float], None]
 Perform = Callable[[PipelineContext], None]
+_WEIGHED_NS = 20_000_000
+"""Ops shorter than this are not all worth a reading of the memory: between layers one takes up to 20 microseconds."""
+
 _OLDEST_NOTE_NS = 500_000_000
 """No op waits longer than about this to be written down, however long the step is."""
 
@@ -49,7 +52,8 @@ class InstrumentedRuntime(ScheduleRuntime):
         loss: Called with (output, target) of a micro-batch; its mean over the samples.
         group_ranks: Global rank of each pipeline rank.
         recorder: Where events go.
-        resident_bytes: Cheap reading of the process's memory, noted with each compute op.
+        resident_bytes: Reading of the process's memory, noted with each long compute op; of short ones with those of one
+            micro-batch a step, which one goes round, and with the last one before each bubble.
         clock: Times the compute ops; default: the host's.
         routes: How the other ranks are reached; default: over the stages' own group.
     """
@@ -88,9 +92,11 @@ class InstrumentedRuntime(ScheduleRuntime):
         self._seeds = StepSeeds({index: stage.module.seeder for index, stage in self._by_index.items()}, schedule.micro_batches)
         self._step_index = 0
         self._sampled = -1
+        self._weighed = 0
         self._before_last: BeforeLast | None = None
         self._last_action_ns = 0
         self._notes: list[tuple[Planned, int, int, int]] = []  # begin, end and resident bytes of ops that are not written down yet
+        self._layer_notes: list[tuple[Op, Planned, LayerMarks, Span]] = []  # of ops in the notes
         self._at_once = not isinstance(self._clock, HostClock)  # events on a stream are told apart by their order
         self.compute_ns = 0
         self._install(lower(schedule))
@@ -124,6 +130,7 @@ class InstrumentedRuntime(ScheduleRuntime):
             The weighted loss where this rank owns the last stage, else one of 0; on a GPU, reading it waits for the step.
         """
         self._step_index, self._sampled, self.compute_ns = step, sampled, 0
+        self._weighed = step % self._schedule.micro_batches
         self._messages.step = step
         self._losses.begin(weights)
         self._before_last = before_last
@@ -279,6 +286,8 @@ class InstrumentedRuntime(ScheduleRuntime):
             return
         self._seeds.draw_ahead()  # this rank is about to be idle, in the step's first wait at least
         if message.last_wait_ns > LONG_WAIT_NS:
+            if self._notes:
+                self._notes[-1] = (*self._notes[-1][:3], self._resident_bytes())
             self._write_down()
         self._messages.wait(message)
 
@@ -289,8 +298,10 @@ class InstrumentedRuntime(ScheduleRuntime):
         """Send what the next rank waits for; then note what happened, and let go of what is over."""
         if planned.output is not None:
             self._messages.send(planned.output)
-        self.compute_ns += timed.end_ns - timed.start_ns
-        self._notes.append((planned, timed.start_ns, timed.end_ns, self._resident_bytes()))
+        took_ns = timed.end_ns - timed.start_ns
+        self.compute_ns += took_ns
+        weighed = took_ns > _WEIGHED_NS or planned.micro_batch == self._weighed or self._at_once
+        self._notes.append((planned, timed.start_ns, timed.end_ns, self._resident_bytes() if weighed else 0))
         if self._at_once or timed.end_ns - self._notes[0][1] > _OLDEST_NOTE_NS:
             self._write_down()
         if planned.finished:
@@ -308,6 +319,9 @@ class InstrumentedRuntime(ScheduleRuntime):
             if planned.output is not None:
                 planned.output.record_departure(self._recorder)
         self._notes.clear()
+        for op, planned, marks, span in self._layer_notes:
+            self._clock.record_layers(op, planned.index, planned.micro_batch, marks, span, first=planned.stage.module.first)
+        self._layer_notes.clear()
 
     def _record_layers_backward(self, planned: Planned, timed: ComputeTimer) -> None:
         marks = self._marks.pop((planned.index, planned.micro_batch), None)
@@ -315,8 +329,9 @@ class InstrumentedRuntime(ScheduleRuntime):
             self._record_layers(Op.LAYER_BACKWARD, planned, marks, timed)
 
     def _record_layers(self, op: Op, planned: Planned, marks: LayerMarks, timed: ComputeTimer) -> None:
-        first = planned.stage.module.first
-        self._clock.record_layers(op, planned.index, planned.micro_batch, marks, (timed.start_ns, timed.end_ns), first=first)
+        self._layer_notes.append((op, planned, marks, (timed.start_ns, timed.end_ns)))
+        if self._at_once:
+            self._write_down()
 
 
 def _to_torch(action: Action) -> TorchAction:

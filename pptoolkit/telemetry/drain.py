@@ -1,10 +1,16 @@
-"""The drain: takes events from the recorder and brings them to disk and to the metrics. Runs in its own thread.
+"""The drain: takes events from the recorder and brings them to disk, and to the metrics once somebody asks for these.
+
+Writing is what its thread does all the time. The metrics are brought up to date by the scrape that reads them, many steps at
+once: in a process whose caches training has swept, a call costs the same for one step as for fifty, so metrics that nobody
+looks at should cost nothing, and those that are scraped every fifteen seconds not fifteen times what one look costs.
 
 Every sink may fail by itself: what it lost is counted, said once, and the others go on.
 """
 
+import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +25,15 @@ from pptoolkit.telemetry.recorder import Recorder
 from pptoolkit.telemetry.scalars import ScalarWriter, StepSummary
 
 CHUNK = 2048  # events converted at a time: the conversion holds the interpreter lock, and training wants it back
-LINK_INTERVAL_S = 1.0
+UNMEASURED_EVENTS = 1 << 13
+"""So many events wait for a scrape; then they are measured without one, which keeps memory bounded and a scrape quick."""
+
+SCRAPE_PATIENCE_S = 0.02
 _MAX_OPEN_EVENTS = 1 << 18
 
 
 class Drain:
-    """Moves everything recorded so far on each call of :meth:`run`.
+    """Moves what was recorded: to disk on each call of :meth:`write`, from there to the metrics on each of :meth:`measure`.
 
     Args:
         recorder: Where events come from.
@@ -32,7 +41,7 @@ class Drain:
         scalars: Where step summaries go.
         metrics: Told of everything, also of what sampling keeps off the disk.
         drops: Where losses are counted.
-        pairing: Measures links; asked about once a second.
+        pairing: Measures links; asked in the round after a scrape, since it reads files, for which no scrape should wait.
         keep_every: Keep the events of every n-th step on disk.
     """
 
@@ -50,10 +59,14 @@ class Drain:
         self._recorder, self._writer, self._scalars, self._metrics, self._drops = recorder, writer, scalars, metrics, drops
         self._pairing, self._keep_every = pairing, keep_every
         self._summaries: list[tuple[StepSummary, int, float]] = []  # with the step's duration and the unix time
+        self._measuring = threading.RLock()  # reentrant: a signal handler may close telemetry at any point
+        self._unmeasured: list[EventRows] = []
+        self._unmeasured_summaries: list[StepSummary] = []
+        self._for_links: list[EventRows] = []
+        self._links_wanted = False
         self._open: list[EventRows] = []  # events since the last step that ended
         self._open_events = 0
         self._overflowed = 0
-        self._links_due_s = 0.0
         self.last_checkpoint_ns: int | None = None
 
     def add_summary(self, summary: StepSummary, step_ns: int) -> None:
@@ -64,40 +77,89 @@ class Drain:
         """Return the event file that is being written, and how many of its bytes will not be taken back."""
         return self._writer.committed
 
-    def run(self) -> None:
-        """Move everything recorded so far."""
-        began_s = time.thread_time()
-        while events := self._recorder.take(CHUNK):
-            self._guard("events", lambda: self._take(events), lost=len(events))
-        self._flush()
-        self._take_summaries()
-        overflowed = self._recorder.overflowed
-        if overflowed > self._overflowed:
-            self._drops.add(Reason.BUFFER_FULL, overflowed - self._overflowed)
-            self._overflowed = overflowed
-            self._drops.warn_once("buffer", "events come faster than they can be written, so some are dropped; use detail = {every = n}")
-        if time.monotonic() >= self._links_due_s:
-            self._links_due_s = time.monotonic() + LINK_INTERVAL_S
-            self._guard("links", self._measure_links)
-        self._metrics.set_dropped(self._drops.counts)
-        self._metrics.add_telemetry_time(time.thread_time() - began_s)
+    @property
+    def parts(self) -> tuple[Callable[[], None], ...]:
+        """What writing consists of, in order, for one thread alone; each takes little enough for a short bubble."""
+        return tuple(partial(self._timed, part) for part in (self._take_all, self._flush, self._take_summaries))
+
+    def write(self) -> None:
+        """Write everything recorded so far."""
+        for part in self.parts:
+            part()
+
+    def measure(self, *, patience_s: float = -1) -> None:
+        """Bring the metrics up to what was written.
+
+        Args:
+            patience_s: How long to wait for another thread that is at it, to which the rest is then left; -1: to its end.
+        """
+        if not self._measuring.acquire(timeout=patience_s):
+            return
+        try:
+            began_s = time.thread_time()
+            unmeasured, summaries = self._unmeasured[:], self._unmeasured_summaries[:]
+            del self._unmeasured[: len(unmeasured)], self._unmeasured_summaries[: len(summaries)]
+            if unmeasured:
+                self._guard("metrics", lambda: self._measure(np.concatenate(unmeasured)))
+            for summary in summaries:
+                self._guard("metrics", lambda: self._metrics.observe_summary(summary))  # noqa: B023 - called at once
+            self._metrics.set_dropped(self._drops.counts)
+            self._metrics.add_telemetry_time(time.thread_time() - began_s)
+        finally:
+            self._measuring.release()
+
+    def measure_for_scrape(self) -> None:
+        """Bring the metrics up to what was written, links aside: these follow with the next round."""
+        self._links_wanted = True
+        self.measure(patience_s=SCRAPE_PATIENCE_S)
 
     def close(self) -> None:
-        """Move the rest and end the event file."""
-        self.run()
+        """Write the rest, end the event file, and look at the links once more."""
+        self._links_wanted = True
+        self.write()
         try:
             self._writer.close()
         except OSError as error:
             self._write_failed(error, 0)
 
+    def _timed(self, part: Callable[[], None]) -> None:
+        began_s = time.thread_time()
+        part()
+        with self._measuring:
+            self._metrics.add_telemetry_time(time.thread_time() - began_s)
+
+    def _take_all(self) -> None:
+        while events := self._recorder.take(CHUNK):
+            self._guard("events", lambda: self._take(events), lost=len(events))
+            if sum(map(len, self._unmeasured)) >= UNMEASURED_EVENTS:
+                self.measure()
+
+    def _take_summaries(self) -> None:
+        self._write_summaries()
+        overflowed = self._recorder.overflowed
+        if overflowed > self._overflowed:
+            self._drops.add(Reason.BUFFER_FULL, overflowed - self._overflowed)
+            self._overflowed = overflowed
+            self._drops.warn_once("buffer", "events come faster than they can be written, so some are dropped; use detail = {every = n}")
+        if self._links_wanted or sum(map(len, self._for_links)) >= UNMEASURED_EVENTS:
+            self._links_wanted = False
+            self._guard("links", self._measure_links)
+
     def _take(self, events: list[tuple[int, ...]]) -> None:
         rows, invalid = to_rows(events)
+        self._refuse(invalid)
         pending = self._writer.pending
         try:
             self._writer.append(self._sample(rows))
         except OSError as error:
             self._write_failed(error, pending + len(rows))
-        self._guard("metrics", lambda: self._measure(rows, invalid))
+        self._unmeasured.append(rows)
+        self._for_links.append(rows)
+
+    def _refuse(self, wrong: int) -> None:
+        if wrong:
+            self._drops.add(Reason.INVALID, wrong)
+            self._drops.warn_once("invalid", "events were wrong (fields, range or stage) and are not counted; check what is recorded")
 
     def _sample(self, rows: EventRows) -> EventRows:
         if self._keep_every == 1:
@@ -108,14 +170,8 @@ class Drain:
         self._drops.add(Reason.SAMPLING, len(rows) - len(kept))
         return kept
 
-    def _measure(self, rows: EventRows, invalid: int) -> None:
-        wrong = invalid + self._metrics.observe_events(rows)
-        if wrong:
-            self._drops.add(Reason.INVALID, wrong)
-            self._drops.warn_once(
-                "invalid", f"{wrong} events were wrong (fields, range or stage) and are not counted; check what is recorded"
-            )
-        self._pairing.add_own(rows)
+    def _measure(self, rows: EventRows) -> None:
+        self._refuse(self._metrics.observe_events(rows))
         checkpoints = rows[rows[:, 3] == Op.CHECKPOINT]
         if len(checkpoints):
             self.last_checkpoint_ns = int(checkpoints[-1, 6])
@@ -145,19 +201,21 @@ class Drain:
         if retired:
             self._drops.add(Reason.RETENTION, retired)
 
-    def _take_summaries(self) -> None:
+    def _write_summaries(self) -> None:
         taken = self._summaries[:]
         del self._summaries[: len(taken)]
         if not taken:
             return
-        for summary, *_ in taken:
-            self._guard("metrics", lambda: self._metrics.observe_summary(summary))  # noqa: B023 - called at once
+        self._unmeasured_summaries += [summary for summary, *_ in taken]
         try:
             self._scalars.append([summary.to_line(step_time_s=step_ns / 1e9, unix_s=unix_s) for summary, step_ns, unix_s in taken])
         except OSError as error:
             self._write_failed(error, len(taken))
 
     def _measure_links(self) -> None:
+        own, self._for_links = self._for_links, []
+        for rows in own:
+            self._pairing.add_own(rows)
         for sample in self._pairing.poll():
             self._metrics.observe_link(sample)
 

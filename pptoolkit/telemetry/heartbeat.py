@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pptoolkit.telemetry.events import Op
-from pptoolkit.telemetry.json_files import read_json, replace_json
+from pptoolkit.telemetry.json_files import read_json, replace_text, to_json_line
 from pptoolkit.telemetry.recorder import Recorder
 from pptoolkit.telemetry.run_directory import RunDirectory
 
@@ -47,7 +47,7 @@ class Heartbeat:
     dropped_by_reason: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: getattr(self, name) for name in _NAMES}
 
     @classmethod
     def from_dict(cls, body: Mapping[str, Any]) -> "Heartbeat":
@@ -64,10 +64,11 @@ class Heartbeat:
         Raises:
             OSError: If it cannot be written.
         """
-        replace_json(run.heartbeat_path(self.rank), self.to_dict())
+        replace_text(run.heartbeat_path(self.rank), to_json_line(self.to_dict()))
 
 
-_FIELDS = frozenset(f.name for f in fields(Heartbeat))
+_NAMES = tuple(f.name for f in fields(Heartbeat))
+_FIELDS = frozenset(_NAMES)
 
 
 def take_pulse(recorder: Recorder, *, rank: int, attempt: int, status: str = "running", **extra: Any) -> Heartbeat:

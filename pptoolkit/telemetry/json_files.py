@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,14 @@ def encode_number(value: float) -> float | str:
 def to_json(value: Any, *, indent: int | None = None) -> str:
     """Write ``value`` as JSON that every parser accepts; numbers without a JSON form become strings, as in :func:`encode_number`."""
     return json.dumps(_encodable(value), indent=indent, allow_nan=False)
+
+
+def to_json_line(value: Mapping[str, Any]) -> str:
+    """Write ``value`` as a line of such JSON; cheap where nothing in it needs a second look."""
+    try:
+        return json.dumps(value, allow_nan=False) + "\n"
+    except (TypeError, ValueError):
+        return to_json(value) + "\n"
 
 
 def replace_json(path: Path, body: Any) -> None:

@@ -1,15 +1,18 @@
 """The Prometheus metrics of one rank. Names, types and labels are an interface: dashboards, rules and people rely on them.
 
 No label counts steps, and every label set is known before the first step or after it, so the number of series stays
-the same however long a run is. The drain thread writes them, many events at a time; scrapes only read.
+the same however long a run is. They are brought up to date when somebody
+asks for them, many events at a time.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from pptoolkit.telemetry.accounting import STATES, State, StepSplit
 from pptoolkit.telemetry.drops import Reason
@@ -72,10 +75,15 @@ class RankMetrics:
         registry: Where they are exported; default: a new one, so that several ranks can live in one process.
         layout: Stages and links of the rank.
         attempt: How often the run was restarted.
+
+    Attributes:
+        before_scrape: Called when somebody asks for the metrics, before the first of them is read.
     """
 
     def __init__(self, layout: RankLayout, *, registry: CollectorRegistry | None = None, attempt: int = 0) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
+        self.before_scrape: Callable[[], None] = lambda: None
+        self.registry.register(_Prelude(self))  # the first: a registry asks in order
         self.series = SeriesTable(self.registry)
         self._layout = layout
         self._probe_bytes: dict[Link, int] = {}
@@ -236,6 +244,17 @@ class RankMetrics:
         for _, stage, micro_batch, op, _, start_ns, end_ns, *_ in rows[np.isin(rows[:, 3], COMPUTE_OPS)].tolist():
             if stage in own and 0 <= micro_batch < micro_batches:
                 yield (str(stage), Op(op).name.lower(), str(micro_batch)), (end_ns - start_ns) / 1e9
+
+
+class _Prelude(Collector):
+    """Exports nothing; tells that the others are about to."""
+
+    def __init__(self, metrics: RankMetrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        self._metrics.before_scrape()
+        return iter(())
 
 
 def _seconds(rows: EventRows) -> npt.NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""A daemon thread that does one thing every so often, best while training waits, and survives whatever that thing throws."""
+"""A daemon thread that does its work every so often, best while training waits, and survives whatever that work throws."""
 
 import threading
 import time
@@ -8,6 +8,9 @@ from pptoolkit.telemetry.drops import Drops, log
 
 ROUND_NS = 5_000_000
 """About what a round of telemetry's work takes in a process whose caches training has swept, on a slow processor several times that."""
+
+LONGEST_STRETCH = 5
+"""Work that costs much comes more rarely, but no interval grows to more than this many times what was asked for."""
 
 
 class Bubbles:
@@ -47,21 +50,41 @@ class Bubbles:
                 self._awaited -= 1
 
 
+def interval_for(asked_s: float, cost_s: float, share: float) -> float:
+    """Return the time from a round that took ``cost_s`` of a processor to the next one, so that it takes no more than ``share`` of it.
+
+    It is ``asked_s`` at least, and :data:`LONGEST_STRETCH` times that at most, whatever the share is then.
+    """
+    return min(max(asked_s, cost_s / share), LONGEST_STRETCH * asked_s)
+
+
 class Periodic:
-    """Calls ``work`` every ``interval_s`` until stopped, and once more then.
+    """Does ``work`` every ``interval_s`` until stopped, and once more then.
 
     Python runs one thread at a time, so what this thread does while the training thread has work to do is time lost for
-    training. Work that is due is therefore left for the next bubble, for an interval at most.
+    training. Work that is due is therefore left for the next bubble, for an interval at most, and each of its parts for one of
+    its own; and where a round takes more than its share of the processor's time, because the machine is slow or the
+    round large, the next one comes later: the interval grows, up to :data:`LONGEST_STRETCH` times.
 
     Args:
         name: Name of the thread, and of the work in warnings.
-        work: May raise; it is called again all the same.
+        work: The parts of a round, in order. Each may raise; the others are done all the same.
+        interval_s: Least time from one round to the next.
+        share: Of one processor's time that the work may take before its rounds become rarer, 0 to 1.
         drops: Where a failure is reported, once.
         bubbles: Tells when the training thread is about to wait.
     """
 
-    def __init__(self, name: str, work: Callable[[], None], *, interval_s: float, drops: Drops, bubbles: Bubbles | None = None) -> None:
-        self._name, self._work, self._interval_s, self._drops = name, work, interval_s, drops
+    def __init__(
+        self,
+        name: str,
+        *work: Callable[[], None],
+        interval_s: float,
+        drops: Drops,
+        share: float = 1.0,
+        bubbles: Bubbles | None = None,
+    ) -> None:
+        self._name, self._work, self._interval_s, self._share, self._drops = name, work, interval_s, share, drops
         self._bubbles = bubbles if bubbles is not None else Bubbles()
         self._changed = threading.Condition()
         self._rounds_asked = self._rounds_done = 0
@@ -95,20 +118,32 @@ class Periodic:
         while True:
             with self._changed:
                 self._changed.wait_for(self._hurries, max(0.0, due - time.monotonic()))
-            self._bubbles.wait(self._interval_s, unless=self._hurries)
+            self._await_bubble()
             with self._changed:
                 asked, last = self._rounds_asked, self._stopping
-            try:
-                self._work()
-            except Exception as error:
-                log.debug("telemetry: %s", self._name, exc_info=True)
-                self._drops.warn_once(f"fault in {self._name}", f"{self._name} failed: {type(error).__name__}: {error}; please report this")
+            spent_s = self._do(self._work[0])
+            for part in self._work[1:]:
+                self._await_bubble()
+                spent_s += self._do(part)
             with self._changed:
                 self._rounds_done = asked
                 self._changed.notify_all()
             if last:
                 return
-            due = max(due + self._interval_s, time.monotonic())
+            due = max(due + interval_for(self._interval_s, spent_s, self._share), time.monotonic())
+
+    def _await_bubble(self) -> None:
+        self._bubbles.wait(self._interval_s / len(self._work), unless=self._hurries)
+
+    def _do(self, part: Callable[[], None]) -> float:
+        """Do a part of a round; return the seconds of a processor that it took."""
+        began_s = time.thread_time()
+        try:
+            part()
+        except Exception as error:
+            log.debug("telemetry: %s", self._name, exc_info=True)
+            self._drops.warn_once(f"fault in {self._name}", f"{self._name} failed: {type(error).__name__}: {error}; please report this")
+        return time.thread_time() - began_s
 
     def _hurries(self) -> bool:
         return self._stopping or self._rounds_asked > self._rounds_done

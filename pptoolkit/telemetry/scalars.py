@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pptoolkit.telemetry.json_files import to_json
+from pptoolkit.telemetry.json_files import to_json_line
 from pptoolkit.telemetry.run_directory import RunDirectory
 
 _NAME = re.compile(r"rank-(\d+)\.attempt-(\d+)\.jsonl")
@@ -55,7 +55,7 @@ class StepSummary:
             "gradient_norm": self.gradient_norm,
             "learning_rate": self.learning_rate,
         }
-        return to_json(row) + "\n"
+        return to_json_line(row)
 
 
 class ScalarWriter:

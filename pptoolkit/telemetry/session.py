@@ -67,7 +67,7 @@ class Telemetry:
             attempt: Which start of the run's processes this is.
             clock_source: Where op times come from: ``"monotonic"`` or ``"cuda-events"``.
             registry: Where metrics are exported; default: one of this rank's own.
-            memory_source: The engine's allocator figures by kind, bytes; called once a second from another thread.
+            memory_source: The engine's allocator figures by kind, bytes; called every ``hardware_s`` from another thread.
             gpu_uuid: The rank's GPU.
         """
         if not settings.enabled:
@@ -109,7 +109,7 @@ class Telemetry:
         """Tell how many optimizer steps older than its target an applied gradient's weights were."""
 
     def flush(self, *, timeout_s: float = 5.0) -> bool:
-        """Wait until everything recorded so far is on disk and in the metrics; False if that took too long."""
+        """Wait until everything recorded so far is on disk, and seen by the next scrape; False if that took too long."""
         return True
 
     def close(self, status: str = "finished") -> None:
@@ -134,6 +134,7 @@ class RankTelemetry(Telemetry):
         self._settings, self._run, self._layout, self._attempt = settings, run, layout, attempt
         self._status, self._closed = "running", False
         self._hardware_sample: HardwareSample | None = None
+        self._last_beat: Heartbeat | None = None
         self.recorder = Recorder(capacity=settings.buffer_events)
         self.drops = Drops(layout.rank)
         self.metrics = RankMetrics(layout, registry=registry, attempt=attempt)
@@ -159,9 +160,10 @@ class RankTelemetry(Telemetry):
         self._endpoint = self._start_endpoint(settings)
         self.metrics_url = f"{self._endpoint.url}/metrics" if self._endpoint is not None else None
         shared: dict[str, Any] = {"drops": self.drops, "bubbles": self.recorder.bubbles}
-        self._drainer = Periodic("drain", self._drain.run, interval_s=settings.flush_s, **shared)
-        self._pulse = Periodic("heartbeat", self._beat, interval_s=settings.heartbeat_s, **shared)
-        self._sampler = Periodic("hardware sampler", self._sample_hardware, interval_s=settings.hardware_s, **shared)
+        self._drainer = Periodic("drain", *self._drain.parts, interval_s=settings.flush_s, share=0.001, **shared)
+        self._pulse = Periodic("heartbeat", self._beat, interval_s=settings.heartbeat_s, share=0.0005, **shared)
+        self._sampler = Periodic("hardware sampler", self._sample_hardware, interval_s=settings.hardware_s, share=0.0005, **shared)
+        self.metrics.before_scrape = self._catch_up
         for thread in (self._drainer, self._pulse, self._sampler):
             thread.start()
 
@@ -253,16 +255,21 @@ class RankTelemetry(Telemetry):
         )
 
     def _beat(self) -> None:
-        beat = self._take_pulse()
-        series = self.metrics.series
-        series.set("heartbeat_timestamp_seconds", beat.unix_s)
+        self._last_beat = beat = self._take_pulse()
+        self._attempt_to("write the heartbeat", lambda: beat.write(self._run))
+
+    def _catch_up(self) -> None:
+        """Bring the metrics up to date; called in the thread that asks for them."""
+        self._drain.measure_for_scrape()
+        now, series = self._take_pulse(), self.metrics.series
+        if self._last_beat is not None:  # the time at which its thread was alive, not this one
+            series.set("heartbeat_timestamp_seconds", self._last_beat.unix_s)
         for op in (*STAGE_OPS, *RANK_OPS):
             name = op.name.lower()
-            series.set("inflight_op_start_timestamp_seconds", (beat.op_start_unix_s or 0) if name == beat.op else 0, name)
+            series.set("inflight_op_start_timestamp_seconds", (now.op_start_unix_s or 0) if name == now.op else 0, name)
         checkpoint_ns = self._drain.last_checkpoint_ns
         if checkpoint_ns is not None:
-            series.set("checkpoint_age_seconds", max(0, beat.monotonic_ns - checkpoint_ns) / 1e9)
-        self._attempt_to("write the heartbeat", lambda: beat.write(self._run))
+            series.set("checkpoint_age_seconds", max(0, now.monotonic_ns - checkpoint_ns) / 1e9)
 
     def _sample_hardware(self) -> None:
         self._hardware_sample = sample = self._hardware.sample()

@@ -27,7 +27,7 @@ def told(beats: list[Heartbeat], state: RunState = RunState.RUNNING, **changes: 
 
 
 def test_each_rank_of_the_layout_is_listed_with_what_it_does() -> None:
-    found = pulses(INFO, [beat(0), beat(1, "recv", age_s=9)], now_unix_s=NOW)
+    found = pulses(INFO, [beat(0), beat(1, "recv", age_s=16)], now_unix_s=NOW)
     assert [(p.rank, p.state) for p in found] == [(0, "alive"), (1, "silent"), (2, "not seen")]
     assert found[0].doing == "computes a forward, micro-batch 2 of stage 0"
     assert found[1].doing == "waits to receive, micro-batch 2 of stage 1"

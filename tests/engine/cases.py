@@ -1,7 +1,7 @@
 """What the ranks of a test run. Every rank calls the same function; rank-dependent results are plain data."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -69,6 +69,7 @@ def make_pipeline(
     seed: int = 7,
     on_streams: bool = False,
     device: str = "cpu",
+    resident_bytes: Callable[[], int] = lambda: 0,
 ) -> Pipeline:
     plan = Plan(
         cuts=equal_layer_cuts(len(layers), dist.get_world_size()) if cuts is None else cuts, schedule=schedule, micro_batches=micro_batches
@@ -81,7 +82,7 @@ def make_pipeline(
             seed=seed,
             recorder=Recorder(),
             device=torch.device(device),
-            resident_bytes=lambda: 0,
+            resident_bytes=resident_bytes,
         )
 
 
@@ -168,6 +169,16 @@ def events_of_a_step(*, micro_batches: int, on_streams: bool = False) -> list[tu
     train_step(pipeline, *batch(0, 2 * micro_batches), step=0, sampled=1)
     pipeline.clock.resolve()
     return pipeline._recorder.take(10_000)
+
+
+def weighed_in_steps(steps: int, *, micro_batches: int) -> list[list[tuple[int, int]]]:
+    """Return, for each step, op and micro-batch of the ops with a reading of the memory."""
+    pipeline = make_pipeline(mlp_layers(WIDTH, 4), schedule="gpipe", micro_batches=micro_batches, resident_bytes=lambda: 5)
+    found = []
+    for step in range(steps):
+        train_step(pipeline, *batch(0, 2 * micro_batches), step=step)
+        found.append([(event[3], event[2]) for event in pipeline._recorder.take(10_000) if event[8] == 5])
+    return found
 
 
 def fails_in(micro_batch: int, where: str) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
+import torch
 
 from pptoolkit.engine import torch_private
 from pptoolkit.telemetry import Event, Flag, Op
@@ -16,6 +17,18 @@ Pools = Callable[[int], RankPool]
 
 def test_this_torch_still_has_every_private_name_we_stand_on() -> None:
     assert torch_private.check() == []
+
+
+def test_our_hook_is_called_as_torchs_own_and_leaves_room_for_it() -> None:
+    calls: list[tuple[str, list[float]]] = []
+    x = torch.ones(2, requires_grad=True)
+    y = x * 3
+    torch_private.call_with_gradient(y, lambda g: calls.append(("ours", g.tolist())))
+    torch_private.call_with_gradient(y, lambda g: calls.append(("again", g.tolist())))
+    y.register_hook(lambda g: calls.append(("torch's", g.tolist())))
+    torch_private.call_with_gradient(x, lambda g: calls.append(("leaf", g.tolist())))
+    (y * torch.tensor([1.0, 2.0])).sum().backward()
+    assert calls == [("ours", [1, 2]), ("again", [1, 2]), ("torch's", [1, 2]), ("leaf", [3, 6])]
 
 
 def test_every_op_of_a_step_is_recorded_once(pool: Pools) -> None:
@@ -41,6 +54,11 @@ def test_layer_times_lie_inside_their_op_and_do_not_overlap(pool: Pools) -> None
             assert all(a[1] <= b[0] for a, b in pairwise(spans))
         backward = {e.peer: e.start_ns for e in events if e.op == Op.LAYER_BACKWARD}
         assert sorted(backward, key=lambda layer: backward[layer]) == sorted(backward, reverse=True)
+
+
+def test_of_short_ops_memory_is_read_with_those_of_one_micro_batch_that_goes_round(pool: Pools) -> None:
+    (steps,) = pool(1).run(cases.weighed_in_steps, 5, micro_batches=3)
+    assert [sorted(step) for step in steps] == [[(Op.FORWARD, m), (Op.BACKWARD, m)] for m in (0, 1, 2, 0, 1)]
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])

@@ -109,6 +109,6 @@ def test_a_wall_clock_that_is_set_back_in_mid_run_disturbs_nothing(run: RunDirec
     assert whole["step"].tolist() == sorted(whole["step"])
     assert (whole["end_ns"] > whole["start_ns"]).all()
     assert opened.state.value == "running"
-    assert telemetry.metrics.series.get("last_step_timestamp_seconds") <= shown() + 1  # type: ignore[attr-defined]
+    assert telemetry.metrics.registry.get_sample_value("pptoolkit_last_step_timestamp_seconds") <= shown() + 1  # type: ignore[attr-defined]
     telemetry.close("finished")
     assert json.loads(run.heartbeat_path(0).read_text())["status"] == "finished"

@@ -15,6 +15,7 @@ import pytest
 
 from pptoolkit.telemetry import Event, EventReader, NullRecorder, Op, RunDirectory, ScalarReader, StepSummary
 from pptoolkit.telemetry.accounting import split_steps
+from pptoolkit.telemetry.drain import UNMEASURED_EVENTS
 from pptoolkit.telemetry.heartbeat import read_heartbeats
 from pptoolkit.telemetry.layout import RankLayout
 from pptoolkit.telemetry.session import RankTelemetry, Telemetry
@@ -94,10 +95,12 @@ def test_a_rank_that_hangs_still_beats_and_says_where(run: RunDirectory, start: 
     (beat,) = read_heartbeats(run)
     assert (beat.step, beat.stage, beat.micro_batch) == (4, 1, 3)
     assert beat.op_start_unix_s == pytest.approx(first.op_start_unix_s, abs=1)
-    in_flight = telemetry.metrics.series.get("inflight_op_start_timestamp_seconds", "recv")
+    ask = telemetry.metrics.registry.get_sample_value
+    in_flight = ask("pptoolkit_inflight_op_start_timestamp_seconds", {"op": "recv"})
     assert in_flight == pytest.approx(beat.op_start_unix_s, abs=1)
-    assert telemetry.metrics.series.get("inflight_op_start_timestamp_seconds", "forward") == 0
-    assert telemetry.metrics.series.get("last_step_timestamp_seconds") is None
+    assert ask("pptoolkit_inflight_op_start_timestamp_seconds", {"op": "forward"}) == 0
+    assert ask("pptoolkit_heartbeat_timestamp_seconds") == pytest.approx(time.time(), abs=10)
+    assert ask("pptoolkit_last_step_timestamp_seconds") is None
 
 
 def test_a_busy_port_is_said_once_and_the_actual_one_is_shown(run: RunDirectory, start: Start, caplog: pytest.LogCaptureFixture) -> None:
@@ -222,13 +225,15 @@ def test_hardware_clock_checkpoint_and_staleness_reach_the_metrics(start: Start)
     telemetry.observe_staleness(2)
     with telemetry.recorder.span(Op.CHECKPOINT):
         pass
-    gauges = telemetry.metrics.series
+    ask = telemetry.metrics.registry.get_sample_value
     assert telemetry.flush(timeout_s=20)
-    wait_until(lambda: gauges.get("checkpoint_age_seconds") is not None and gauges.get("memory_bytes", "allocated") is not None)
-    assert telemetry.metrics.registry.get_sample_value("pptoolkit_allocator_retries_total") == 3
-    assert gauges.get("clock_offset_seconds") == 3.7
-    assert gauges.get("link_probe_bytes_per_second", "1", "2", "activation") == 1e7
-    assert telemetry.metrics.registry.get_sample_value("pptoolkit_gradient_staleness_steps_sum") == 2
+    wait_until(lambda: ask("pptoolkit_memory_bytes", {"kind": "allocated"}) is not None)
+    assert ask("pptoolkit_checkpoint_age_seconds") is not None
+    assert ask("pptoolkit_allocator_retries_total") == 3
+    assert ask("pptoolkit_clock_offset_seconds") == 3.7
+    link = {"src_stage": "1", "dst_stage": "2", "kind": "activation"}
+    assert ask("pptoolkit_link_probe_bytes_per_second", link) == 1e7
+    assert ask("pptoolkit_gradient_staleness_steps_sum") == 2
     wait_until(lambda: [b.resident_bytes for b in read_heartbeats(telemetry._run)] != [None])
 
 
@@ -238,8 +243,41 @@ def test_links_between_two_ranks_are_measured_through_the_run_directory(start: S
     receiver.add_clock(0, 1000)
     receiver.recorder.record_event(Event(0, 1, 0, Op.RECV, 0, base, base + 14 * ms, 4_000_000, 0, 0))
     sender.recorder.record_event(Event(0, 0, 0, Op.SEND, 1, base + 10 * ms, base + 11 * ms, 4_000_000, 0, 0))
-    wait_until(lambda: receiver.metrics.series.get("link_throughput_bytes_per_second", "0", "1", "activation") is not None)
-    assert receiver.metrics.series.get("link_throughput_bytes_per_second", "0", "1", "activation") == pytest.approx(1e9)
+    ask, link = receiver.metrics.registry.get_sample_value, {"src_stage": "0", "dst_stage": "1", "kind": "activation"}
+    wait_until(lambda: ask("pptoolkit_link_throughput_bytes_per_second", link) is not None)
+    assert ask("pptoolkit_link_throughput_bytes_per_second", link) == pytest.approx(1e9)
+
+
+def test_metrics_cost_nothing_until_somebody_asks(start: Start) -> None:
+    telemetry = start()
+    train(telemetry, 3)
+    assert telemetry.flush(timeout_s=20)
+    assert telemetry.metrics.series.get("loss") is None
+    assert "pptoolkit_loss 0.6666666666666666\n" in fetch(telemetry, "/metrics")
+    assert telemetry.metrics.registry.get_sample_value("pptoolkit_steps_total") == 3
+
+
+def test_what_nobody_asks_about_is_measured_before_it_is_too_much(start: Start) -> None:
+    telemetry = start()
+    train(telemetry, UNMEASURED_EVENTS // 10 + 1)
+    assert telemetry.flush(timeout_s=20)
+    assert (telemetry.metrics.series.get("steps") or 0) > 0
+    assert telemetry.metrics.registry.get_sample_value("pptoolkit_steps_total") == UNMEASURED_EVENTS // 10 + 1
+
+
+def test_who_scrapes_at_the_same_time_counts_nothing_twice(start: Start) -> None:
+    telemetry = start()
+    ask = telemetry.metrics.registry.get_sample_value
+    threads = [threading.Thread(target=lambda: [ask("pptoolkit_steps_total") for _ in range(50)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    train(telemetry, 300)
+    for thread in threads:
+        thread.join(60)
+    assert telemetry.flush(timeout_s=20)
+    assert ask("pptoolkit_steps_total") == 300
+    assert ask("pptoolkit_op_duration_seconds_count", {"stage": "1", "op": "forward"}) == 300 * 4
+    assert ask("pptoolkit_samples_total") == 300 * 8
 
 
 def test_no_thread_is_left_and_close_may_be_called_twice(start: Start) -> None:
