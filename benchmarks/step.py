@@ -2,6 +2,9 @@
 
 Layers that sleep take exactly known times and no processor, so that the ideal step is known too, and more ranks than cores can
 be timed. What differs between the sides is what they add: communication, waiting, Python.
+
+Ours must never be slower. Of two sides that are equally fast, no interval's upper end lies below 1, so it is held against half a
+percent more: what telemetry, which is on in ours alone, may cost by benchmarks/overhead.py.
 """
 
 import sys
@@ -12,6 +15,8 @@ from benchmarks.report import Result, argument_parser, at_most, describe_machine
 from benchmarks.step_sides import DEEPSPEED, OURS, TORCH, Work
 from benchmarks.turns import add_deepspeed_option, has_deepspeed, measure_in_turns
 from pptoolkit.errors import ConfigError, PPToolkitError
+
+GOAL = 1.005
 
 
 def main() -> int:
@@ -53,7 +58,7 @@ def _results(times: dict[str, list[float]], ideal_s: float, *, ranks: int) -> li
     results = [_over_ideal(side, values, ideal_s, ranks) for side, values in times.items()]
     for side, values in times.items():
         if side != OURS:
-            results.append(at_most(f"{ranks} ranks: {OURS} / {side}", ratio(times[OURS], values), "", goal=1.0))
+            results.append(at_most(f"{ranks} ranks: {OURS} / {side}", ratio(times[OURS], values), "", goal=GOAL))
     return results
 
 

@@ -44,6 +44,7 @@ class ShapeBook:
         self._rank, self._device, self._group = rank, device, group
         self._known: dict[Hashable, StagesShapes] = {}
         self._frozen: list[bool] = []
+        self._parameters: list[torch.nn.Parameter] = []
 
     @property
     def first(self) -> StagesShapes:
@@ -88,9 +89,10 @@ class ShapeBook:
         self._known.clear()
 
     def _pattern(self) -> list[bool]:
-        return [not p.requires_grad for module in self._modules.values() for p in module.parameters()]
+        return [not p.requires_grad for p in self._parameters]
 
     def _infer(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> StagesShapes:
+        self._parameters = [p for module in self._modules.values() for p in module.parameters()]  # a walk that no step should repeat
         self._frozen = self._pattern()
         known: StagesShapes = {}
         error: Exception | None = None
