@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -39,14 +40,13 @@ class LayerMarks:
         self.forward.append(self.note())
 
     def watch(self, index: int, output: Any) -> None:
-        """Note when the gradients of layer ``index``'s output are complete."""
-
-        def note(_: torch.Tensor) -> None:
-            self.backward[index] = self.note()  # of several tensors, the last one counts
-
-        for tensor in tensors_in(output):
+        """Note when the gradients of layer ``index``'s output are complete; of several tensors, the last one counts."""
+        for tensor in (output,) if type(output) is torch.Tensor else tensors_in(output):
             if tensor.requires_grad:
-                call_with_gradient(tensor, note)
+                call_with_gradient(tensor, partial(self._note_backward, index))
+
+    def _note_backward(self, index: int, _gradient: torch.Tensor) -> None:
+        self.backward[index] = self.note()
 
 
 Span = tuple[int, int]  # begin and end, in nanoseconds

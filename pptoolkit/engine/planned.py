@@ -51,8 +51,10 @@ class Planned:
     op: int = field(init=False)  # as a number: combining enum members costs more than recording an event
     index: int = field(init=False)
     micro_batch: int = field(init=False)
+    layers: int = field(init=False)  # of the stage
 
     def __post_init__(self) -> None:
+        self.layers = len(self.stage.module.layers)
         self.op = int(OPS[self.action.kind])
         self.index, self.micro_batch = self.action.stage, self.action.micro_batch
 

@@ -32,7 +32,7 @@ from pptoolkit.schedule.lower import input_of, lower, output_of
 from pptoolkit.telemetry.events import Flag, Op
 from pptoolkit.telemetry.recorder import LONG_WAIT_NS, Recorder
 
-_SAMPLED = int(Flag.SAMPLED)  # as a number: combining enum members costs more than recording an event
+_SAMPLED, _FORWARD = int(Flag.SAMPLED), int(Op.FORWARD)  # as numbers: combining enum members costs more than recording an event
 _SENDS = (ActionKind.SEND_ACTIVATION, ActionKind.SEND_GRADIENT)
 BeforeLast = Callable[[float, float], None]
 Perform = Callable[[PipelineContext], None]
@@ -52,8 +52,8 @@ class InstrumentedRuntime(ScheduleRuntime):
         loss: Called with (output, target) of a micro-batch; its mean over the samples.
         group_ranks: Global rank of each pipeline rank.
         recorder: Where events go.
-        resident_bytes: Reading of the process's memory, noted with each long compute op; of short ones with those of one
-            micro-batch a step, which one goes round, and with the last one before each bubble.
+        resident_bytes: Reading of the process's memory, noted with each long compute op; of short ones with one forward a step,
+            whose goes round, and with the last one before each bubble.
         clock: Times the compute ops; default: the host's.
         routes: How the other ranks are reached; default: over the stages' own group.
     """
@@ -228,7 +228,7 @@ class InstrumentedRuntime(ScheduleRuntime):
         stage, m = planned.stage, planned.micro_batch
         assert context.arg_mbs is not None
         assert context.kwarg_mbs is not None
-        marks = self._clock.layer_marks(len(stage.module.layers)) if m == self._sampled else None
+        marks = self._clock.layer_marks(planned.layers) if m == self._sampled else None
         stage.module.prepare(self._seeds.of(planned.index, m), marks=marks)
         named = {name: context.kwarg_mbs[m][name] for name in stage.module.batch_inputs}
         self._await_input(planned.input)
@@ -300,7 +300,8 @@ class InstrumentedRuntime(ScheduleRuntime):
             self._messages.send(planned.output)
         took_ns = timed.end_ns - timed.start_ns
         self.compute_ns += took_ns
-        weighed = took_ns > _WEIGHED_NS or planned.micro_batch == self._weighed or self._at_once
+        goes_round = planned.micro_batch == self._weighed and planned.op == _FORWARD
+        weighed = took_ns > _WEIGHED_NS or goes_round or self._at_once
         self._notes.append((planned, timed.start_ns, timed.end_ns, self._resident_bytes() if weighed else 0))
         if self._at_once or timed.end_ns - self._notes[0][1] > _OLDEST_NOTE_NS:
             self._write_down()

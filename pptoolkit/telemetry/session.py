@@ -161,8 +161,8 @@ class RankTelemetry(Telemetry):
         self.metrics_url = f"{self._endpoint.url}/metrics" if self._endpoint is not None else None
         shared: dict[str, Any] = {"drops": self.drops, "bubbles": self.recorder.bubbles}
         self._drainer = Periodic("drain", *self._drain.parts, interval_s=settings.flush_s, share=0.001, **shared)
-        self._pulse = Periodic("heartbeat", self._beat, interval_s=settings.heartbeat_s, share=0.0005, **shared)
-        self._sampler = Periodic("hardware sampler", self._sample_hardware, interval_s=settings.hardware_s, share=0.0005, **shared)
+        self._pulse = Periodic("heartbeat", self._beat, interval_s=settings.heartbeat_s, share=0.00025, **shared)
+        self._sampler = Periodic("hardware sampler", self._sample_hardware, interval_s=settings.hardware_s, share=0.00025, **shared)
         self.metrics.before_scrape = self._catch_up
         for thread in (self._drainer, self._pulse, self._sampler):
             thread.start()

@@ -56,9 +56,9 @@ def test_layer_times_lie_inside_their_op_and_do_not_overlap(pool: Pools) -> None
         assert sorted(backward, key=lambda layer: backward[layer]) == sorted(backward, reverse=True)
 
 
-def test_of_short_ops_memory_is_read_with_those_of_one_micro_batch_that_goes_round(pool: Pools) -> None:
+def test_of_short_ops_memory_is_read_with_one_forward_that_goes_round(pool: Pools) -> None:
     (steps,) = pool(1).run(cases.weighed_in_steps, 5, micro_batches=3)
-    assert [sorted(step) for step in steps] == [[(Op.FORWARD, m), (Op.BACKWARD, m)] for m in (0, 1, 2, 0, 1)]
+    assert steps == [[(Op.FORWARD, m)] for m in (0, 1, 2, 0, 1)]
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
