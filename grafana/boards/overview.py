@@ -183,7 +183,7 @@ _HEALTH = Row(
             "Cost of telemetry (percent of one core)",
             Query(f"rate(pptoolkit_telemetry_seconds_total{{{_RUN}}}[$__rate_interval])", "rank {{rank}}"),
             unit="percentunit",
-            about="CPU time of telemetry's own thread.",
+            about="CPU time of writing events and bringing metrics up to date.",
         ),
     ],
 )

@@ -59,7 +59,9 @@ class Drain:
         self._recorder, self._writer, self._scalars, self._metrics, self._drops = recorder, writer, scalars, metrics, drops
         self._pairing, self._keep_every = pairing, keep_every
         self._summaries: list[tuple[StepSummary, int, float]] = []  # with the step's duration and the unix time
+        self._unwritten: list[tuple[StepSummary, int, float]] = []
         self._measuring = threading.RLock()  # reentrant: a signal handler may close telemetry at any point
+        self._adding = threading.RLock()  # of the time spent, by whichever thread
         self._unmeasured: list[EventRows] = []
         self._unmeasured_summaries: list[StepSummary] = []
         self._for_links: list[EventRows] = []
@@ -80,7 +82,7 @@ class Drain:
     @property
     def parts(self) -> tuple[Callable[[], None], ...]:
         """What writing consists of, in order, for one thread alone; each takes little enough for a short bubble."""
-        return tuple(partial(self._timed, part) for part in (self._take_all, self._flush, self._take_summaries))
+        return tuple(partial(self._timed, part) for part in (self._take_all, self._flush, self._look_around))
 
     def write(self) -> None:
         """Write everything recorded so far."""
@@ -96,7 +98,6 @@ class Drain:
         if not self._measuring.acquire(timeout=patience_s):
             return
         try:
-            began_s = time.thread_time()
             unmeasured, summaries = self._unmeasured[:], self._unmeasured_summaries[:]
             del self._unmeasured[: len(unmeasured)], self._unmeasured_summaries[: len(summaries)]
             if unmeasured:
@@ -104,14 +105,13 @@ class Drain:
             for summary in summaries:
                 self._guard("metrics", lambda: self._metrics.observe_summary(summary))  # noqa: B023 - called at once
             self._metrics.set_dropped(self._drops.counts)
-            self._metrics.add_telemetry_time(time.thread_time() - began_s)
         finally:
             self._measuring.release()
 
     def measure_for_scrape(self) -> None:
         """Bring the metrics up to what was written, links aside: these follow with the next round."""
         self._links_wanted = True
-        self.measure(patience_s=SCRAPE_PATIENCE_S)
+        self._timed(partial(self.measure, patience_s=SCRAPE_PATIENCE_S))
 
     def close(self) -> None:
         """Write the rest, end the event file, and look at the links once more."""
@@ -125,7 +125,7 @@ class Drain:
     def _timed(self, part: Callable[[], None]) -> None:
         began_s = time.thread_time()
         part()
-        with self._measuring:
+        with self._adding:
             self._metrics.add_telemetry_time(time.thread_time() - began_s)
 
     def _take_all(self) -> None:
@@ -133,8 +133,13 @@ class Drain:
             self._guard("events", lambda: self._take(events), lost=len(events))
             if sum(map(len, self._unmeasured)) >= UNMEASURED_EVENTS:
                 self.measure()
+        # In the same breath as the events, so that a scrape sees the steps and the samples of one moment.
+        taken = self._summaries[:]
+        del self._summaries[: len(taken)]
+        self._unmeasured_summaries += [summary for summary, *_ in taken]
+        self._unwritten += taken
 
-    def _take_summaries(self) -> None:
+    def _look_around(self) -> None:
         self._write_summaries()
         overflowed = self._recorder.overflowed
         if overflowed > self._overflowed:
@@ -202,11 +207,9 @@ class Drain:
             self._drops.add(Reason.RETENTION, retired)
 
     def _write_summaries(self) -> None:
-        taken = self._summaries[:]
-        del self._summaries[: len(taken)]
+        taken, self._unwritten = self._unwritten, []
         if not taken:
             return
-        self._unmeasured_summaries += [summary for summary, *_ in taken]
         try:
             self._scalars.append([summary.to_line(step_time_s=step_ns / 1e9, unix_s=unix_s) for summary, step_ns, unix_s in taken])
         except OSError as error:

@@ -39,7 +39,7 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("samples", "Samples trained on.", ()),
     ("tokens", "Tokens trained on.", ()),
     ("steps", "Steps done.", ()),
-    ("telemetry_seconds", "CPU time of telemetry's own thread, seconds.", ()),
+    ("telemetry_seconds", "CPU time of writing events and bringing metrics up to date, seconds.", ()),
     ("restarts", "Restarts of the run's processes.", ()),
 )
 _GAUGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (

@@ -49,10 +49,11 @@ def test_the_values_are_those_of_the_run(watched: Watched) -> None:
     )
     longest = value('max(pptoolkit_step_duration_seconds_sum{run_id="live"} / pptoolkit_step_duration_seconds_count{run_id="live"})') or 0
     assert abs(parts - wall) < 8 * longest, "the states sum to the steps' wall time, but for steps between the two questions"
-    # Each rank brings its counters up to date at a moment of its own, so the last stage's rank, which counts, is asked for both.
-    steps = value('pptoolkit_steps_total{run_id="live", rank="1"}') or 0
-    samples = value('sum(pptoolkit_samples_total{run_id="live"})') or 0
-    assert abs(samples - steps * 16) <= 16 * 4, "samples are counted once, not once per rank"
+    # Each rank brings its counters up to date at a moment of its own, so the last stage's rank, which counts, is asked for both at once.
+    both = 'sum(pptoolkit_samples_total{run_id="live"}) - 16 * sum(pptoolkit_steps_total{run_id="live", rank="1"})'
+    uncounted = value(both)
+    assert uncounted is not None
+    assert abs(uncounted) <= 16, "samples are counted once, not once per rank; of one step the sample may be a moment late"
     assert 0 < (value('pptoolkit:bubble_ratio:rate5m{run_id="live"}') or 0) < 1
     assert value('count(pptoolkit_run_info{run_id="live", schedule="1f1b", stages="2", micro_batches="8", plan="cuts=2"})') == 2
     received = watched.prometheus.query('rate(pptoolkit_link_bytes_total{run_id="live"}[1m]) > 0')

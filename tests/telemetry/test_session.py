@@ -257,6 +257,16 @@ def test_metrics_cost_nothing_until_somebody_asks(start: Start) -> None:
     assert telemetry.metrics.registry.get_sample_value("pptoolkit_steps_total") == 3
 
 
+def test_a_scrape_in_the_middle_of_a_round_sees_steps_and_samples_of_one_moment(start: Start) -> None:
+    telemetry = start(settings={"flush_s": 60})
+    assert telemetry.flush(timeout_s=20)
+    train(telemetry, 3)
+    first, *_ = telemetry._drain.parts
+    first()
+    ask = telemetry.metrics.registry.get_sample_value
+    assert (ask("pptoolkit_steps_total"), ask("pptoolkit_samples_total")) == (3, 24)
+
+
 def test_what_nobody_asks_about_is_measured_before_it_is_too_much(start: Start) -> None:
     telemetry = start()
     train(telemetry, UNMEASURED_EVENTS // 10 + 1)
